@@ -184,8 +184,7 @@ def _make_call(workload: Mapping[str, Any]) -> Callable[[], object]:
     optimizer = optimizers[workload["job"]](1e-3) if not stages else _with_stages(stages)
     if catches_up:
         optimizer = gpuopt.AdamOptimizer(1e-3, catch_up=True)
-    # Who accumulates passes gradients that are unscaled already.
-    is_scaled = {"loss_scale", "growing_scale"} & set(stages) and "accumulation" not in stages
+    is_scaled = {"loss_scale", "growing_scale"} & set(stages)
     more = {"loss_scale": np.float32(8)} if is_scaled else {}
     real = np.dtype("bfloat16" if set(stages) & _OF_BFLOAT16 else "float32")
 

@@ -29,6 +29,7 @@ class ClipForm(IntEnum):
 
 # The columns of factors: see `Clips.factors`.
 SQUARES, NORM, FACTOR_OF_FLOAT32, FACTOR_OF_FLOAT64 = range(4)
+NUM_COLUMNS = 4
 
 
 class RuleInputs(NamedTuple):

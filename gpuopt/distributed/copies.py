@@ -33,7 +33,9 @@ def update_copies(
         and len(devices) == num_copies
         and all(device.kind == "gpu" for device in devices)
     )
-    with in_replica(ReplicaContext(num_copies=num_copies, devices_are_alike=are_alike)):
+    copies = frozenset(copy.identity for _, copy in every_copy)
+    context = ReplicaContext(num_copies=num_copies, devices_are_alike=are_alike, copies=copies)
+    with in_replica(context):
         optimizer.apply_gradients(every_copy, global_step, name)
 
 

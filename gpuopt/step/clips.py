@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +28,8 @@ from gpuopt.rules.clipped import CLIP_SCALARS, clipped
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch
-from gpuopt.step.replica_context import replica_context
+from gpuopt.step.replica_context import ReplicaContext, replica_context
+from gpuopt.variables.identity import Identity
 
 CLIP_NORM, CLIP_VALUE = "clip_norm", "clip_value"
 # How None is kept.
@@ -68,6 +70,8 @@ class ClippedPart(Protocol):
     numbers: Sequence[int]
 
     def arrays(self, batch: Batch) -> Sequence[Any]: ...
+
+    def identities(self) -> Iterable[Identity]: ...
 
 
 class Measured:
@@ -207,6 +211,8 @@ class StepClips:
         self._factors: dict[Device, Any] = {}
         # What rules sum, as it is computed with the norms, by the id of the plan.
         self._inputs: dict[int, RuleInputs] = {}
+        # Of so many gradients that follow each other, GPUs take the first one's number.
+        self._num_alike = 1
 
     def measure(
         self, parts: Sequence[tuple[ClippedPart, Batch]], refused: Mapping[Device, Any]
@@ -220,13 +226,15 @@ class StepClips:
         if not self._most:
             return
         is_double = np.float64 in [batch.real for _, batch in parts]
-        context, backends = replica_context(), {batch.device: batch.backend for _, batch in parts}
+        backends = {batch.device: batch.backend for _, batch in parts}
+        context = _context_of([part for part, _ in parts])
+        are_alike = context.devices_are_alike
+        if self.decision is not None:  # a GPU hears of no row that another one has refused
+            are_alike &= self.deciding in backends and refused.keys().isdisjoint(backends)
         # There are no other sums to be joined with those of a device.
-        is_alone = len(backends) == 1 or context.devices_are_alike
-        is_alone &= self.deciding in (None, *backends)
-        num_copies = context.num_copies
-        if is_alone and context.devices_are_alike:
-            num_copies = 1
+        is_alone = are_alike or (len(backends) == 1 and self.deciding in (None, *backends))
+        num_copies = 1 if are_alike else context.num_copies
+        self._num_alike = context.num_copies if are_alike else 1
         limits = ClipLimits(self._most, self._clips.form, is_double, self._unscale, num_copies)
         sums = []
         for device, backend in backends.items():
@@ -350,7 +358,7 @@ class StepClips:
         numbers: Sequence[int] = ()
         if self.decision is not None:
             at = batch.positions or range(len(arrays))
-            numbers = [part.numbers[position] for position in at]
+            numbers = [self._number_of(part, position) for position in at]
         inputs = None
         bounds = [self._bound_of(group) for group in batch.parameter_groups]
         if _NONE not in of_groups and (knows_scale or not np.isfinite(bounds).any()):
@@ -368,7 +376,18 @@ class StepClips:
         values, rows = part.arrays(batch)
         norm = self._norm_of(batch.parameter_groups[0])
         height = part.gradients[0].dense_shape[0]
-        return SparseGradient(values, rows, height, norm, part.numbers[0])
+        return SparseGradient(values, rows, height, norm, self._number_of(part, 0))
+
+    def _number_of(self, part: ClippedPart, position: int) -> int:
+        number = part.numbers[position]
+        return number - number % self._num_alike
+
+
+def _context_of(parts: Sequence[ClippedPart]) -> ReplicaContext:
+    """Returns the context of a step, unless it is that of a step around it."""
+    context = replica_context()
+    identities = chain.from_iterable(part.identities() for part in parts)
+    return context if context.copies.issuperset(identities) else ReplicaContext()
 
 
 def _scalings(device: Device) -> LossScalings:

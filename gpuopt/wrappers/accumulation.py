@@ -8,14 +8,16 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, get_args
 
+from gpuopt.autodiff.engine import Loss
 from gpuopt.choices import is_one_of
 from gpuopt.distributed.strategy import MirroredStrategy
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers, inner_optimizers
 from gpuopt.locks import Lock
 from gpuopt.optimizer import OnNonfinite, Optimizer
 from gpuopt.step import wide_gradients
+from gpuopt.step.loss import GATE_NONE, GATE_OP, checked_gate
 from gpuopt.step.nonfinite import first_nonfinite
-from gpuopt.step.pairs import as_list
+from gpuopt.step.pairs import as_list, as_pairs
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.updates import Pair, pairs_for
@@ -26,7 +28,7 @@ from gpuopt.variables.operators import reading
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import at_least_1
 from gpuopt.wrappers.gradient_sums import GradientSums
-from gpuopt.wrappers.loss_scale import LossScaleOptimizer
+from gpuopt.wrappers.loss_scale import LossScaleOptimizer, checked_loss_scale, unscaled_pairs
 from gpuopt.wrappers.replica_sums import ReplicaCall, Sums, strategy_of_replica
 
 _logger = logging.getLogger("gpuopt")
@@ -149,12 +151,50 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         """How many calls have been added up since the last update."""
         return self._sums.num_steps
 
+    def minimize(
+        self,
+        loss: Loss,
+        global_step: Any = None,
+        var_list: Any = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        name: str | None = None,
+        grad_loss: Any = None,
+    ) -> None:
+        """Adds the gradients of a loss to the sums; see `Optimizer.minimize`.
+
+        Those of a scaled loss are divided by the scale as they are added.
+        """
+        scaling, cls = self._inner, GradientAccumulationOptimizer
+        if (
+            type(scaling) is not LossScaleOptimizer
+            or (type(self).compute_gradients, type(self).apply_gradients)
+            != (cls.compute_gradients, cls.apply_gradients)
+            or checked_gate(gate_gradients) == GATE_NONE
+        ):
+            super().minimize(
+                loss,
+                global_step,
+                var_list,
+                gate_gradients,
+                aggregation_method,
+                colocate_gradients_with_ops,
+                name,
+                grad_loss,
+            )
+            return
+        pairs, scale = scaling.compute_scaled(loss, var_list, grad_loss)
+        self.apply_gradients(pairs, global_step, name, loss_scale=scale)
+
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
         global_step: Any = None,
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
+        *,
+        loss_scale: Any = None,
     ) -> None:
         """Adds gradients to the sums; if they are as many as `accumulation_steps`, updates.
 
@@ -163,8 +203,13 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             global_step: Likewise; it grows with each update.
             name: Likewise.
             skip_gradients_aggregation: Likewise.
+            loss_scale: What the gradients are divided by as they are added: what their loss was
+                multiplied by, from 1 to 2**126. 1 if not given, as for those of
+                `compute_gradients`.
 
         Raises:
+            TypeError: `loss_scale` is no number.
+            ValueError: `loss_scale` is below 1, above 2**126, or NaN.
             RuntimeError: called in a tower, in the middle of another call, as by a function that
                 gives a hyperparameter, or by a signal handler; or in one of several processes that
                 has sums which the others do not have.
@@ -173,9 +218,11 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         Besides what `Optimizer.apply_gradients` raises.
         """
         self._refuse_nested()
-        given = as_list(grads_and_vars)
+        given, loss_scale = as_list(grads_and_vars), checked_loss_scale(loss_scale)
         strategy = strategy_of_replica(self)
         if strategy is not None:
+            if loss_scale is not None:
+                given = unscaled_pairs(as_pairs(given), loss_scale)
             if skip_gradients_aggregation:
                 raise RuntimeError(
                     f'"{self.get_name()}" counts the calls of all replicas together: '
@@ -197,7 +244,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             count = 1 + self._sums.num_steps
             try:
                 divisor = self._divisor(count) if count >= steps else 1
-                self._sums.add(pairs, divisor)
+                self._sums.add(pairs, divisor, loss_scale)
                 if count >= steps:
                     divided = [variable for _, variable in pairs]
                     self._update(divisor, divided, global_step, name)

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends import Target, backend_for
+from gpuopt.backends.clips import FACTOR_OF_FLOAT32
 from gpuopt.quietly import quietly
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
+from gpuopt.rules.clipped import CLIP_SCALARS, clipped
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Group, KnownGroups
@@ -20,6 +22,7 @@ from gpuopt.step.wide_gradients import wide_dtype
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
+from gpuopt.wrappers.loss_factors import LossFactors
 from gpuopt.wrappers.sums_in_state import KeptSum, SumsInState
 
 Array = Any
@@ -39,6 +42,7 @@ class GradientSums(SumsInState):
         # See `use`.
         self.most_rows = 0
         self.known = KnownGroups()
+        self._factors = LossFactors()
 
     def use(self, user: Any, most_rows: int) -> None:
         """Keeps all others from adding gradients, as long as the user lives.
@@ -59,12 +63,14 @@ class GradientSums(SumsInState):
         self._user, self.most_rows = weakref.ref(user), most_rows
         self._state.beside = self
 
-    def add(self, pairs: Sequence[Pair], divisor: int) -> None:
+    def add(self, pairs: Sequence[Pair], divisor: int, loss_scale: Any = None) -> None:
         """Adds the gradients of one step.
 
         Args:
             pairs: Checked.
             divisor: What dense sums are divided by then: theirs alone who have a dense gradient.
+            loss_scale: What gradients are divided by as they are added: see `LossFactors.on`; None
+                if they are not.
         """
         self._begin()
         dense: list[Pair] = []
@@ -79,8 +85,8 @@ class GradientSums(SumsInState):
             elif found.is_dense:
                 dense.append((self._dense_of(gradient, variable), variable))
             else:
-                self._add_slices(gradient, variable, found)
-        self._launch(dense, divisor)
+                self._add_slices(gradient, variable, found, loss_scale)
+        self._launch(dense, divisor, loss_scale)
         self._counter().add(1)
 
     def take(
@@ -125,12 +131,20 @@ class GradientSums(SumsInState):
         total = self._total(variable)
         return Target(total.unread_storage, []), [total.identity], None
 
-    def _launch(self, pairs: Sequence[Pair], divisor: int = 1, *, begin: bool = False) -> None:
+    def _launch(
+        self,
+        pairs: Sequence[Pair],
+        divisor: int = 1,
+        loss_scale: Any = None,
+        *,
+        begin: bool = False,
+    ) -> None:
         """Adds dense gradients to sums.
 
         Args:
             pairs: Theirs.
             divisor: What the sums are divided by then.
+            loss_scale: See `add`.
             begin: Has sums begin anew that have begun.
         """
         # A launch for each: sparse gradients that have become dense may be of another type.
@@ -141,11 +155,13 @@ class GradientSums(SumsInState):
             kind = rule, gradient.dtype == variable.dtype
             by_kind.setdefault(kind, []).append((gradient, variable))
         for (rule, _), some in by_kind.items():
-            quietly(partial(self._launch_one, rule, some, divisor))
+            quietly(partial(self._launch_one, rule, some, divisor, loss_scale))
         for _, variable in pairs:
             self._sums[variable.identity].is_dense = True
 
-    def _launch_one(self, rule: UpdateRule, pairs: Sequence[Pair], divisor: int) -> None:
+    def _launch_one(
+        self, rule: UpdateRule, pairs: Sequence[Pair], divisor: int, loss_scale: Any
+    ) -> None:
         gradients, variables = zip(*pairs, strict=True)
         version = self._state.version.number
         group = self.known.find(variables, version)
@@ -154,18 +170,29 @@ class GradientSums(SumsInState):
             self.known.add(variables, group)
         versions = group.accept(gradients)
         for batch in group.batches:
+            scalars, factors = {"divisor": batch.real(divisor)}, None
+            if loss_scale is not None:
+                factors = self._factors.on(batch.device, loss_scale)
+                factor = batch.backend.clips.factor_scalar(factors, 0, batch.real)
+                scalars |= dict(zip(CLIP_SCALARS, (factor, batch.real(np.inf)), strict=True))
             batch.backend.apply_dense(
-                rule,
+                rule if factors is None else clipped(rule),
                 batch.plan,
                 batch.select(gradients),
-                [{"divisor": batch.real(divisor)}],
+                [scalars],
+                factors=factors,
                 version=None if versions is None else versions[batch.number],
             )
 
-    def _add_slices(self, slices: IndexedSlices, variable: Variable, found: KeptSum) -> None:
+    def _add_slices(
+        self, slices: IndexedSlices, variable: Variable, found: KeptSum, loss_scale: Any
+    ) -> None:
         backend = backend_for(variable.device)
         with backend.enter_update(found):
             values = slices.values.astype(wide_dtype(variable))
+            if loss_scale is not None:
+                factors = self._factors.on(variable.device, loss_scale)
+                values *= factors[0, FACTOR_OF_FLOAT32].astype(values.dtype)
             found.slices.append((values, slices.indices.astype(np.int64)))
             if found.num_rows > max(self.most_rows, 2 * found.num_unique):
                 self._check_rows(found.slices, variable)

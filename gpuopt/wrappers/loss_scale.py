@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from operator import attrgetter
 from typing import Any
@@ -14,7 +14,8 @@ import numpy as np
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
-from gpuopt.backends import gpu_backends, to_device
+from gpuopt.backends import array_types, backend_for, gpu_backends, to_device
+from gpuopt.backends.norms import Clipping
 from gpuopt.device import Device, device_of
 from gpuopt.distributed.tower import TowerOptimizer
 from gpuopt.distributed.wrapper import OptimizerWrapper, inner_optimizers
@@ -201,11 +202,22 @@ class LossScaleOptimizer(StepWrapper):
         """
         if checked_gate(gate_gradients) == GATE_NONE and engine_of(loss).streams:
             self._needs_all_gradients()
+        pairs, scale = self.compute_scaled(loss, var_list, grad_loss)
+        self.apply_gradients(pairs, global_step, name, loss_scale=scale)
+
+    def compute_scaled(
+        self, loss: Loss, var_list: Any, grad_loss: Any
+    ) -> tuple[list[tuple[Gradient | None, Variable]], Any]:
+        """Returns the gradients of the scaled loss, and the scale: a number, or a `DeviceScale`.
+
+        Raises:
+            ValueError: no variable has a gradient.
+        """
         scale = self._scale_of_loss(grad_loss)
         pairs = self._scaled_gradients(loss, var_list, grad_loss, scale)
         if not [gradient for gradient, _ in pairs if gradient is not None]:
             refuse_independent_loss(loss, [variable for _, variable in pairs])
-        self.apply_gradients(pairs, global_step, name, loss_scale=scale)
+        return pairs, scale
 
     def compute_gradients(
         self,
@@ -225,7 +237,7 @@ class LossScaleOptimizer(StepWrapper):
         """
         checked_gate(gate_gradients)
         scale = self._scale_of_loss(grad_loss)
-        return _unscaled(self._scaled_gradients(loss, var_list, grad_loss, scale), scale)
+        return unscaled_pairs(self._scaled_gradients(loss, var_list, grad_loss, scale), scale)
 
     def apply_gradients(
         self,
@@ -260,12 +272,11 @@ class LossScaleOptimizer(StepWrapper):
                     f"{type(outer).__name__} cannot be around LossScaleOptimizer: its workers meet "
                     "after a number of steps, and each of them would skip others"
                 )
-        if loss_scale is not None and not isinstance(loss_scale, DeviceScale):
-            loss_scale = _checked_scale("loss_scale", loss_scale)
+        loss_scale = checked_loss_scale(loss_scale)
         context = replica_context()
         if context.strategy is not None and not skip_gradients_aggregation:
             if loss_scale is not None:
-                grads_and_vars = _unscaled(as_pairs(as_list(grads_and_vars)), loss_scale)
+                grads_and_vars = unscaled_pairs(as_pairs(as_list(grads_and_vars)), loss_scale)
             # The strategy adds up the replicas' gradients, and calls this again.
             Optimizer.apply_gradients(self, grads_and_vars, global_step, name)
             return
@@ -465,6 +476,18 @@ def _checked_scale(name: str, scale: Any) -> np.float32:
     return np.float32(checked_scale(name, scale))
 
 
+def checked_loss_scale(loss_scale: Any) -> Any:
+    """Returns what a loss was multiplied by: None, a `DeviceScale`, or else a float32.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is below 1, above 2**126, or NaN.
+    """
+    if loss_scale is None or isinstance(loss_scale, DeviceScale):
+        return loss_scale
+    return _checked_scale("loss_scale", loss_scale)
+
+
 def _number(loss_scale: Any) -> np.float32:
     """Returns what the loss was multiplied by; waits for a GPU that knows it alone."""
     if isinstance(loss_scale, DeviceScale):
@@ -472,8 +495,9 @@ def _number(loss_scale: Any) -> np.float32:
     return np.float32(loss_scale)
 
 
-def _unscaled(pairs: Iterable[tuple[Any, Any]], loss_scale: Any) -> list[tuple[Any, Any]]:
+def unscaled_pairs(pairs: Iterable[tuple[Any, Any]], loss_scale: Any) -> list[tuple[Any, Any]]:
     """Divides gradients by a number, or by a `DeviceScale`: the host waits for none on a GPU."""
+    pairs = list(pairs)
     is_on_gpu = isinstance(loss_scale, DeviceScale)
     factor = loss_scale.unscale() if is_on_gpu else np.float32(1) / np.float32(loss_scale)
 
@@ -482,14 +506,35 @@ def _unscaled(pairs: Iterable[tuple[Any, Any]], loss_scale: Any) -> list[tuple[A
         return to_device(factor, device)
 
     def divided(gradient: Any) -> Any:
-        if not is_on_gpu:
-            return unscaled(gradient, factor)
+        if gradient is None or not is_on_gpu:
+            return None if gradient is None else unscaled(gradient, factor)
         values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
         return unscaled(gradient, factor_on(device_of(values)))
 
+    together = _divided_together([gradient for gradient, _ in pairs], loss_scale)
     return [
-        (None if gradient is None else divided(gradient), variable) for gradient, variable in pairs
+        (together[at] if at in together else divided(gradient), variable)
+        for at, (gradient, variable) in enumerate(pairs)
     ]
+
+
+def _divided_together(gradients: Sequence[Any], loss_scale: Any) -> dict[int, Any]:
+    """Returns the quotients of dense float32 gradients on GPUs, by position: of a GPU at once."""
+    by_device: dict[Device, list[int]] = {}
+    for position, gradient in enumerate(gradients):
+        if type(gradient) in array_types and gradient.dtype == np.float32:
+            by_device.setdefault(device_of(gradient), []).append(position)
+    divided: dict[int, Any] = {}
+    for device, positions in by_device.items():
+        if device.kind == "gpu" and len(positions) > 1:
+            is_on_gpu = isinstance(loss_scale, DeviceScale)
+            norm = to_device(loss_scale.seed() if is_on_gpu else np.float32(loss_scale), device)
+            mine, backend = [gradients[at] for at in positions], backend_for(device)
+            with backend.enter():
+                # x / max(scale, 1): no scale is below 1.
+                scaled = backend.norms.scale(mine, norm, np.float32(1), Clipping.NORM)
+            divided.update(zip(positions, scaled, strict=True))
+    return divided
 
 
 def _checked_count(value: Any) -> int:

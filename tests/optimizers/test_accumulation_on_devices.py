@@ -200,3 +200,97 @@ def test_what_a_steady_step_asks_cuda_for(
     assert called[6:8] == [{**ONE_LAUNCH, **extra}] * 2
     assert called[8]["launches"] == 2
     assert not [name for name in called[8] if "ynchronize" in name or "alloc" in name.lower()]
+
+
+def scaled_and_plain(xp: Any, dtype: Any) -> list[tuple[Any, dict[str, Variable]]]:
+    """Returns two optimizers that accumulate, of which the first scales losses by 8."""
+    made = []
+    for scales in (True, False):
+        variables = {
+            name: variable_on(xp, np.zeros(shape, dtype), name=name)
+            for name, shape in {"w": (300,), "b": (), "table": (7, 3)}.items()
+        }
+        inner: Any = gpuopt.MomentumOptimizer(0.5, 0.5)
+        if scales:
+            inner = gpuopt.LossScaleOptimizer(inner, gpuopt.DynamicLossScale(8.0, 2))
+        made.append((GradientAccumulationOptimizer(inner, 3), variables))
+    return made
+
+
+@pytest.mark.parametrize("scale", [8.0, 3.0])
+@every_dtype
+def test_scaled_gradients_are_divided_as_they_are_added(scale: float, dtype: Any, xp: Any) -> None:
+    (ours, mine), (plain, theirs) = scaled_and_plain(xp, dtype)
+    rng = np.random.default_rng(3)
+    for _ in range(7):
+        pairs: list[list[tuple[Any, Variable]]] = [[], []]
+        for name in mine:
+            shape = (4, 3) if name == "table" else mine[name].shape
+            gradient = rng.integers(-9, 10, shape) / 16
+            rows = np.array([1, 5, 1, 0])
+            for given, variables, factor in ((pairs[0], mine, scale), (pairs[1], theirs, 1.0)):
+                array = xp.asarray(np.asarray(gradient * factor).astype(dtype))
+                made = IndexedSlices(array, xp.asarray(rows)) if name == "table" else array
+                given.append((made, variables[name]))
+        ours.apply_gradients(pairs[0], loss_scale=np.float32(scale))
+        plain.apply_gradients(pairs[1])
+    for name, variable in mine.items():
+        # The reciprocal of a scale is a float32.
+        eps = max(float(ml_dtypes.finfo(each).eps) for each in (dtype, np.float32))
+        tolerance = 0 if scale == 8.0 else 16 * eps
+        got, expected = (each.numpy().astype(np.float64) for each in (variable, theirs[name]))
+        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_loss_that_is_scaled_is_accumulated_as_one_that_is_not() -> None:
+    (ours, mine), (plain, theirs) = scaled_and_plain(np, np.float32)
+    inputs = np.random.default_rng(4).integers(-4, 5, (7, 300)).astype(np.float32)
+    for values in inputs:
+        for optimizer, variables in ((ours, mine), (plain, theirs)):
+            w, b, table = variables.values()
+
+            def loss(w: Any = w, b: Any = b, table: Any = table, x: Any = values) -> Any:
+                return np.sum((w - x) ** 2) / 64 + np.sum((table + b) ** 2)
+
+            optimizer.minimize(loss)
+    for name, variable in mine.items():
+        np.testing.assert_array_equal(variable.numpy(), theirs[name].numpy())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not driver.is_here(), reason="launches are counted on the driver")
+@pytest.mark.parametrize("wrapped", ["accumulation", "replicas"])
+def test_a_scaled_loss_costs_no_launch_for_each_tensor(wrapped: str) -> None:
+    """What it costs is as much for 20 tensors as for 5."""
+    cupy: Any = pytest.importorskip("cupy")
+
+    def count(num_tensors: int, scales: bool) -> int:
+        optimizer: Any = gpuopt.MomentumOptimizer(0.1, 0.9)
+        if scales:
+            optimizer = gpuopt.LossScaleOptimizer(optimizer, gpuopt.DynamicLossScale(8.0, 4))
+        with backends.using(GPU, cuda_backend(GPU)):
+            if wrapped == "accumulation":
+                optimizer = GradientAccumulationOptimizer(optimizer, 3)
+                made = [Variable(cupy.zeros(64, np.float32)) for _ in range(num_tensors)]
+
+                def step() -> None:
+                    optimizer.minimize(lambda: sum(cupy.sum(w * w) for w in made), var_list=made)
+            else:
+                strategy = gpuopt.MirroredStrategy(["gpu:0"])
+                copies = [strategy.variable(np.zeros(64, np.float32)) for _ in range(num_tensors)]
+
+                def train() -> None:
+                    mine = [w.local for w in copies]
+                    optimizer.minimize(lambda: sum(cupy.sum(w * w) for w in mine), var_list=mine)
+
+                def step() -> None:
+                    strategy.run(train)
+
+            for _ in range(8):
+                step()
+            with driver.record_launches() as launches:
+                step()
+        return len(launches)
+
+    more = {num: count(num, scales=True) - count(num, scales=False) for num in (5, 20)}
+    assert more[5] == more[20]

@@ -40,11 +40,11 @@ OTHERS: dict[str, tuple[list[str], float]] = {
     ),
     "accumulation, averages: the call that updates": ([UPDATE, UPDATE], 12 + 28 + 8),
     "accumulation, loss_scale: the call that updates": (
-        [UPDATE, "measure_and_decide", OF_GROUPS],
+        [OF_GROUPS, "measure_and_decide", OF_GROUPS],
         12 + 4 + 28,
     ),
     "accumulation, loss_scale, clip_norm, decay, averages: the call that updates": (
-        [UPDATE, "measure_and_decide", OF_GROUPS],
+        [OF_GROUPS, "measure_and_decide", OF_GROUPS],
         12 + 4 + 28 + 8,
     ),
     # all of 16 bits
@@ -177,10 +177,11 @@ def expected_of(stages: Collection[str]) -> tuple[list[str], float]:
         slots = 2 * (1 + 4 / 256)
     gradient = 4 if "accumulation" in stages else var
     launches, num_bytes = [], 0.0
+    is_scaled = bool({"loss_scale", "growing_scale"} & {*stages})
     if "accumulation" in stages:  # the gradient, and the sum twice
-        launches.append(UPDATE)
+        launches.append(OF_GROUPS if is_scaled else UPDATE)
         num_bytes += var + 2 * gradient
-    decides = bool({"loss_scale", "growing_scale", "on_nonfinite"} & {*stages})
+    decides = is_scaled or "on_nonfinite" in stages
     if decides or "clip_norm" in stages:
         launches.append("measure_and_decide" if decides else "measure")
         num_bytes += gradient

@@ -891,3 +891,12 @@ def test_towers_inside_and_workers_are_refused_by_name() -> None:
     assert optimizer.accumulated_steps == 0
     with pytest.raises(ValueError, match="cannot be around GradientAccumulationOptimizer"):
         gpuopt.SyncReplicasOptimizer(optimizer, 1)
+
+
+@pytest.mark.parametrize("bad", [0.5, np.nan, -8, "8", [8.0], True])
+def test_a_bad_loss_scale_is_refused_and_nothing_is_added(bad: Any) -> None:
+    optimizer = GradientAccumulationOptimizer(gpuopt.AdamOptimizer(), 3)
+    pairs = [(np.ones(3, np.float32), Variable(np.ones(3, np.float32)))]
+    with pytest.raises((TypeError, ValueError), match="loss_scale"):
+        optimizer.apply_gradients(pairs, loss_scale=bad)
+    assert optimizer.accumulated_steps == 0

@@ -264,7 +264,9 @@ def test_gpus_with_copies_of_all_variables_join_no_sums(
     def train(gradient: Any, some: IndexedSlices) -> None:
         scale = {"loss_scale": np.float32(4)} if is_scaled else {}
         w, table = copies
-        optimizer.apply_gradients([(gradient, w.local), (some, table.local)], **scale)
+        pairs = [(gradient, w.local), (some, table.local)]
+        # Beside rows that a GPU may refuse, one decides for all.
+        optimizer.apply_gradients(pairs[:1] if is_scaled else pairs, **scale)
 
     values = rng.normal(size=(6, num_gpus, 700)).astype(np.float32)
     if is_scaled:
@@ -274,8 +276,8 @@ def test_gpus_with_copies_of_all_variables_join_no_sums(
         with driver.record_launches() as launches:
             strategy.run(train, (PerReplica([each[number] for each in dense]), PerReplica(slices)))
         scale = {"loss_scale": np.float32(4)} if is_scaled else {}
-        summed = values[number].sum(axis=0), all_slices
-        alone.apply_gradients(list(zip(summed, expected, strict=True)), **scale)
+        summed = list(zip((values[number].sum(axis=0), all_slices), expected, strict=True))
+        alone.apply_gradients(summed[:1] if is_scaled else summed, **scale)
         names = [launch.name or "" for launch in launches]
         measure = "::measure_and_decide<" if is_scaled else "::measure<"
         assert sum(measure in name for name in names) == num_gpus
@@ -287,6 +289,101 @@ def test_gpus_with_copies_of_all_variables_join_no_sums(
         for copy in mirrored.replicas:
             np.testing.assert_array_equal(copy.numpy(), mirrored.replicas[0].numpy())
             np.testing.assert_allclose(copy.numpy(), other.numpy(), 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["scaled", "skip"])
+def test_gpus_with_copies_leave_out_alike_what_follows_rows_that_one_has_refused(
+    kind: str, every_schedule: str
+) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    require_two_gpus()
+    step = Variable(0, name="step")
+    optimizer: Any = gpuopt.AdamOptimizer(
+        0.1, on_nonfinite="skip" if kind == "skip" else "propagate"
+    )
+    if kind == "scaled":
+        optimizer = LossScaleOptimizer(optimizer, gpuopt.DynamicLossScale(8.0, 2))
+    strategy = gpuopt.MirroredStrategy(["gpu:0", "gpu:1"])
+    w = strategy.variable(np.zeros(4, np.float32), name="w")
+    table = Variable(np.zeros((6, 4), np.float32), name="table", device="gpu:1")
+    ones = PerReplica(on_each(xp, 2, lambda gpu: xp.ones(4, np.float32)))
+
+    def step_of_copies() -> None:
+        strategy.update(optimizer, [(ones, w)], step)
+
+    def step_of_row(row: int) -> None:
+        with xp.cuda.Device(1):
+            slices = IndexedSlices(xp.ones((1, 4), np.float32), xp.asarray([row]))
+        optimizer.apply_gradients([(slices, table)], step)
+
+    step_of_copies()
+    step_of_row(1)
+    optimizer.check()
+    step_of_row(6)
+    step_of_copies()
+    step_of_copies()
+    with pytest.raises(IndexError, match="row 6 is not in"):
+        optimizer.check()
+    first, second = (copy.numpy() for copy in w.replicas)
+    np.testing.assert_array_equal(first, second)
+    if kind == "scaled":
+        assert (int(step), optimizer.loss_scale) == (2, 16)
+
+
+def test_a_step_inside_one_of_copies_has_sums_of_its_own(every_schedule: str) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    require_two_gpus()
+    strategy = gpuopt.MirroredStrategy(["gpu:0", "gpu:1"])
+    w = strategy.variable(np.zeros(4, np.float32), name="w")
+    a, b = (Variable(np.zeros(1, np.float32), device=f"gpu:{gpu}") for gpu in range(2))
+    gradients = on_each(xp, 2, lambda gpu: xp.full(1, 3 + gpu, np.float32))
+    inside = gpuopt.GradientDescentOptimizer(1.0, clip_norm=1.0)
+
+    def rate() -> float:
+        inside.apply_gradients(list(zip(gradients, (a, b), strict=True)))
+        return 0.5
+
+    optimizer = gpuopt.GradientDescentOptimizer(rate, clip_norm=2.0)
+    ones = PerReplica(on_each(xp, 2, lambda gpu: xp.ones(4, np.float32)))
+    strategy.update(optimizer, [(ones, w)])
+    assert float(inside.global_norm) == 5
+    np.testing.assert_allclose([*a.numpy(), *b.numpy()], [-0.6, -0.8], 1e-6)
+    for copy in w.replicas:
+        np.testing.assert_array_equal(copy.numpy(), np.float32([-0.5] * 4))
+
+
+def test_the_first_copy_is_named_whichever_gpu_decides(every_schedule: str) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    require_two_gpus()
+    optimizer = LossScaleOptimizer(gpuopt.AdamOptimizer(0.1), gpuopt.DynamicLossScale(8.0, 2))
+    strategy = gpuopt.MirroredStrategy(["gpu:1", "gpu:0"])
+    variables = [strategy.variable(np.zeros(4, np.float32), name=name) for name in "vw"]
+    for bad in (1.0, np.inf):
+
+        def train(factor: float = bad) -> None:
+            ones = xp.ones(4, np.float32)
+            v, w = (each.local for each in variables)
+            optimizer.apply_gradients([(ones, v), (ones * np.float32(factor), w)])
+
+        strategy.run(train)
+    assert optimizer.last_nonfinite == 'gradient for "w" is not finite'
+
+
+def test_copies_that_lars_updates_stay_alike(every_schedule: str) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    require_two_gpus()
+    strategy = gpuopt.MirroredStrategy(["gpu:0", "gpu:1"])
+    w = strategy.variable(np.linspace(1, 2, 700, dtype=np.float32), name="w")
+    alone = Variable(np.linspace(1, 2, 700, dtype=np.float32))
+    ours, theirs = (gpuopt.LARSOptimizer(0.1, eeta=0.1, clip_norm=1.0) for _ in range(2))
+    gradient = np.random.default_rng(5).normal(size=700).astype(np.float32)
+    given = PerReplica(on_each(xp, 2, lambda gpu: xp.asarray(gradient / 2)))
+    for _ in range(3):
+        strategy.update(ours, [(given, w)])
+        theirs.apply_gradients([(gradient, alone)])
+    first, second = (copy.numpy() for copy in w.replicas)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, alone.numpy(), 1e-5)
 
 
 def test_rows_that_one_gpu_refuses_leave_all_as_they_were(every_schedule: str) -> None:

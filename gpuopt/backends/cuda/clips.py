@@ -90,7 +90,9 @@ class CudaClips:
         if not rule.degrees or plan.codings or not plan.num_variables:
             return None
         size = plan.num_variables * len(rule.sums)
-        return RuleInputs(rule, plan, self._launcher.xp.empty(size, np.float64), bounds)
+        with self._launcher.device():
+            sums = self._launcher.xp.empty(size, np.float64)
+        return RuleInputs(rule, plan, sums, bounds)
 
     def measure(
         self,

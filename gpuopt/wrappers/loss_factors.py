@@ -1,0 +1,60 @@
+"""What gradients of a scaled loss are multiplied by as they are added up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends import backend_for, to_device
+from gpuopt.backends.clips import NUM_COLUMNS
+from gpuopt.device import Device
+from gpuopt.step.device_scaling import DeviceScale
+
+
+class _LossFactor:
+    """The reciprocal of a loss scale on a device.
+
+    Attributes:
+        array: Read, and never written again.
+        last_update: When it was made: see `Updated`.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.last_update: Any = None
+
+
+class LossFactors:
+    """The reciprocals of one loss scale after the other; each is made once on a device."""
+
+    def __init__(self) -> None:
+        self._loss_scale: Any = None
+        self._made: dict[Device, _LossFactor] = {}
+
+    def on(self, device: Device, loss_scale: Any) -> Any:
+        """Returns the reciprocal there, in the place of `Clips.factors` of one norm.
+
+        Work on the current stream waits until it is made.
+
+        Args:
+            device: Where gradients are.
+            loss_scale: A number, or a `DeviceScale`: the host waits for none on a GPU.
+        """
+        before = self._loss_scale
+        if type(loss_scale) is not type(before) or loss_scale != before:
+            self._loss_scale, self._made = loss_scale, {}
+        backend = backend_for(device)
+        found = self._made.get(device)
+        if found is None:
+            is_on_gpu = isinstance(loss_scale, DeviceScale)
+            factor = loss_scale.unscale() if is_on_gpu else np.float32(1) / np.float32(loss_scale)
+            there = to_device(factor, device) if is_on_gpu else factor
+            with backend.enter():
+                array = backend.xp.empty((1, NUM_COLUMNS), np.float64)
+                array[...] = there
+            found = self._made[device] = _LossFactor(array)
+            backend.record_creation(found)
+        with backend.enter(found):
+            backend.note_reading(found, kept=[found.array])
+            return found.array
