@@ -118,12 +118,14 @@ def make_optax_step(
     def copy(array: Any) -> Any:
         # Through the host's memory: so CuPy's streams and JAX's need no order between them.
         on_host = array.get() if hasattr(array, "get") else array
-        return jax.numpy.array(on_host, device=device)
+        return jax.numpy.array(on_host)
 
     optimizer = make(optax)
-    moved = [copy(weight) for weight in weights]
-    sets = cycle([[copy(gradient) for gradient in of_set] for of_set in gradients])
-    state = optimizer.init(moved)
+    # Not by arrays that are bound to a device: the state is not, so that a step is compiled twice.
+    with jax.default_device(device):
+        moved = [copy(weight) for weight in weights]
+        sets = cycle([[copy(gradient) for gradient in of_set] for of_set in gradients])
+        state = optimizer.init(moved)
 
     @partial(jax.jit, donate_argnums=(0, 1))
     def update(weights: Any, state: Any, given: Any) -> Any:
@@ -132,7 +134,8 @@ def make_optax_step(
 
     def step() -> None:
         nonlocal moved, state
-        moved, state = update(moved, state, next(sets))
+        with jax.default_device(device):
+            moved, state = update(moved, state, next(sets))
 
     def finish() -> None:
         jax.block_until_ready((moved, state))

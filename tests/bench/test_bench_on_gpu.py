@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,6 +65,7 @@ class StandInForJax:
         self.unfinished = 0
         self.ends: list[int] = []
         self.used: set[int] = set()
+        self._default: Any = None
         self.numpy = SimpleNamespace(array=self._array)
         self.tree = SimpleNamespace(leaves=list)
 
@@ -72,9 +74,16 @@ class StandInForJax:
             raise RuntimeError(f"Unknown backend: '{kind}' requested")
         return [SimpleNamespace(platform=kind, index=index) for index in range(5)]
 
-    def _array(self, array: np.ndarray, device: Any) -> Any:
-        self.used.add(device.index)
-        return gpuopt.Variable(array, device=f"gpu:{device.index}", trainable=False).value()
+    @contextmanager
+    def default_device(self, device: Any) -> Iterator[None]:
+        before, self._default = self._default, device
+        yield
+        self._default = before
+
+    def _array(self, array: np.ndarray) -> Any:
+        index = self._default.index
+        self.used.add(index)
+        return gpuopt.Variable(array, device=f"gpu:{index}", trainable=False).value()
 
     def jit(self, update: Any, **_: Any) -> Any:
         def enqueue(*arguments: Any) -> Any:
