@@ -75,7 +75,7 @@ def movement_of(case: Case, device: str = "cpu", **options: Any) -> Movement:
     variable = gpuopt.Variable(np.zeros(exact.size, np.float32), device=device)
     optimizer = gpuopt.AdamOptimizer(_RATE, **{"slot_bits": 8, **options})
     m, v = np.zeros((2, exact.size))
-    for step, gradient in enumerate(_gradients_of(case), 1):
+    for step, gradient in enumerate(gradients_of(case), 1):
         m += 0.1 * (gradient - m)
         v += 0.001 * (np.square(gradient, dtype=np.float64) - v)
         size = _RATE * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
@@ -127,7 +127,8 @@ def make_workloads() -> Iterator[Workload]:
     )
 
 
-def _gradients_of(case: Case) -> Iterator[Any]:
+def gradients_of(case: Case) -> Iterator[Any]:
+    """Yields the gradient of each step."""
     random = np.random.default_rng(1)
     size = _BLOCKS * _BLOCK
     scale = np.exp(random.standard_normal(size) * case.spread) * 1e-3

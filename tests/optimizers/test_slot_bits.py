@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gpuopt
-from bench.slot_bits import CASES, LENGTHS, movement_of
+from bench.slot_bits import CASES, LENGTHS, gradients_of, movement_of
 from gpuopt import IndexedSlices, ParameterGroup, Variable
 from gpuopt.backends import using
 from gpuopt.backends.cpu import coded_update
@@ -219,6 +219,25 @@ def test_a_blocks_scales_may_be_mixed(case: str) -> None:
     found = movement_of(CASES[case])
     assert found.error <= CASES[case].most_error
     assert LENGTHS[0] <= found.length <= LENGTHS[1]
+
+
+@pytest.mark.parametrize(("case", "most_error"), [("alike", 0.06), ("mixed", 0.2), ("rare", 0.25)])
+def test_lions_steps_are_signs_and_go_astray_where_gradients_are_rare(
+    case: str, most_error: float
+) -> None:
+    gradients = gradients_of(CASES[case])
+    variable, optimizer = None, gpuopt.LionOptimizer(1e-3, slot_bits=8)
+    for gradient in gradients:
+        if variable is None:
+            variable = Variable(np.zeros(gradient.shape, np.float32))
+            exact, m = np.zeros((2, *gradient.shape))
+        exact -= 1e-3 * np.sign(0.9 * m + 0.1 * gradient)
+        m = 0.99 * m + 0.01 * gradient
+        optimizer.apply_gradients([(gradient, variable)])
+    assert variable is not None
+    moved, length = variable.numpy(), np.linalg.norm(exact)
+    assert np.linalg.norm(moved - exact) <= most_error * length
+    assert 0.94 <= np.linalg.norm(moved) / length <= 1.05
 
 
 def test_dense_adam_has_2_03_bytes_of_state_for_each_parameter() -> None:
