@@ -193,6 +193,7 @@ class GradientSums(SumsInState):
             if loss_scale is not None:
                 factors = self._factors.on(variable.device, loss_scale)
                 values *= factors[0, FACTOR_OF_FLOAT32].astype(values.dtype)
+                backend.hold(factors)
             found.slices.append((values, slices.indices.astype(np.int64)))
             if found.num_rows > max(self.most_rows, 2 * found.num_unique):
                 self._check_rows(found.slices, variable)

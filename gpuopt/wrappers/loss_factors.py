@@ -35,7 +35,8 @@ class LossFactors:
     def on(self, device: Device, loss_scale: Any) -> Any:
         """Returns the reciprocal there, in the place of `Clips.factors` of one norm.
 
-        Work on the current stream waits until it is made.
+        Work on the current stream waits until it is made, and must hold it: the next scale's is
+        another.
 
         Args:
             device: Where gradients are.
@@ -56,5 +57,4 @@ class LossFactors:
             found = self._made[device] = _LossFactor(array)
             backend.record_creation(found)
         with backend.enter(found):
-            backend.note_reading(found, kept=[found.array])
             return found.array

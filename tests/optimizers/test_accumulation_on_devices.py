@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import driver
@@ -294,3 +295,31 @@ def test_a_scaled_loss_costs_no_launch_for_each_tensor(wrapped: str) -> None:
 
     more = {num: count(num, scales=True) - count(num, scales=False) for num in (5, 20)}
     assert more[5] == more[20]
+
+
+@pytest.mark.gpu
+def test_scales_that_change_are_read_on_every_stream(every_schedule: str) -> None:
+    cupy: Any = pytest.importorskip("cupy")
+    streams = [new_stream() for _ in range(3)]
+    states = []
+    for xp in (np, cupy):
+        w, table = (variable_on(xp, np.zeros(shape, np.float32)) for shape in (300, (7, 3)))
+        scaling = gpuopt.LossScaleOptimizer(
+            gpuopt.MomentumOptimizer(0.5, 0.5), gpuopt.DynamicLossScale(2.0, 1)
+        )
+        optimizer = GradientAccumulationOptimizer(scaling, 2)
+        rng = np.random.default_rng(6)
+        for call in range(20):
+            # As `minimize` does: the host need not know the scale.
+            scale = scaling._scale_of_loss(None)
+            number = np.float32(2.0 ** (1 + call // 2))
+            values, rows = rng.integers(-9, 10, 300) / 16, rng.integers(0, 7, 4)
+            with streams[call % 3] if xp is cupy else nullcontext():
+                given = [
+                    (xp.asarray(np.float32(values * number)), w),
+                    (IndexedSlices(xp.full((4, 3), number), xp.asarray(rows)), table),
+                ]
+                optimizer.apply_gradients(given, loss_scale=scale)
+        states.append([w.numpy(), table.numpy(), scaling.loss_scale])
+    for got, expected in zip(*states, strict=True):
+        np.testing.assert_array_equal(got, expected)
