@@ -262,7 +262,7 @@ def test_a_loss_that_is_scaled_is_accumulated_as_one_that_is_not() -> None:
 @pytest.mark.skipif(not driver.is_here(), reason="launches are counted on the driver")
 @pytest.mark.parametrize("wrapped", ["accumulation", "replicas"])
 def test_a_scaled_loss_costs_no_launch_for_each_tensor(wrapped: str) -> None:
-    """What it costs is as much for 20 tensors as for 5."""
+    """What it costs is as much for 20 tensors as for 5, but for a copy that comes back or not."""
     cupy: Any = pytest.importorskip("cupy")
 
     def count(num_tensors: int, scales: bool) -> int:
@@ -294,7 +294,7 @@ def test_a_scaled_loss_costs_no_launch_for_each_tensor(wrapped: str) -> None:
         return len(launches)
 
     more = {num: count(num, scales=True) - count(num, scales=False) for num in (5, 20)}
-    assert more[5] == more[20]
+    assert abs(more[5] - more[20]) <= 2
 
 
 @pytest.mark.gpu
