@@ -353,20 +353,30 @@ class StepClips:
         """
         arrays = part.arrays(batch)
         of_groups = [self._norm_of(group) for group in batch.parameter_groups]
-        at_groups = [0] * len(arrays) if batch.groups is None else batch.groups
-        norms = [of_groups[at] for at in at_groups]
+        norms = of_groups * len(arrays)
+        if batch.groups is not None:
+            norms = [of_groups[at] for at in batch.groups]
         numbers: Sequence[int] = ()
         if self.decision is not None:
             at = batch.positions or range(len(arrays))
-            numbers = [self._number_of(part, position) for position in at]
+            numbers = self._numbers([part.numbers[position] for position in at])
         inputs = None
-        bounds = [self._bound_of(group) for group in batch.parameter_groups]
-        if _NONE not in of_groups and (knows_scale or not np.isfinite(bounds).any()):
-            given = [bounds[at] / (self._unscale or 1.0) for at in at_groups]
-            inputs = batch.backend.clips.inputs(part.rule, batch.plan, given)
-            if inputs is not None:
-                self._inputs[id(batch.plan)] = inputs
+        if part.rule.degrees and _NONE not in of_groups:
+            inputs = self._rule_inputs(part.rule, batch, len(arrays), knows_scale)
         return DenseGradients(arrays, norms, numbers, inputs)
+
+    def _rule_inputs(
+        self, rule: UpdateRule, batch: Batch, num_arrays: int, knows_scale: bool
+    ) -> RuleInputs | None:
+        of_groups = [self._bound_of(group) for group in batch.parameter_groups]
+        if not knows_scale and np.isfinite(of_groups).any():
+            return None
+        at_groups = [0] * num_arrays if batch.groups is None else batch.groups
+        bounds = [of_groups[at] / (self._unscale or 1.0) for at in at_groups]
+        inputs = batch.backend.clips.inputs(rule, batch.plan, bounds)
+        if inputs is not None:
+            self._inputs[id(batch.plan)] = inputs
+        return inputs
 
     def _bound_of(self, group: int) -> float:
         """Returns the largest element of a parameter group's gradients."""
@@ -376,11 +386,14 @@ class StepClips:
         values, rows = part.arrays(batch)
         norm = self._norm_of(batch.parameter_groups[0])
         height = part.gradients[0].dense_shape[0]
-        return SparseGradient(values, rows, height, norm, self._number_of(part, 0))
+        [number] = self._numbers(part.numbers[:1])
+        return SparseGradient(values, rows, height, norm, number)
 
-    def _number_of(self, part: ClippedPart, position: int) -> int:
-        number = part.numbers[position]
-        return number - number % self._num_alike
+    def _numbers(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Returns what GPUs call gradients with these numbers."""
+        if self._num_alike == 1:
+            return numbers
+        return [number - number % self._num_alike for number in numbers]
 
 
 def _context_of(parts: Sequence[ClippedPart]) -> ReplicaContext:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuopt.backends import backend_for
+from gpuopt.backends import backend_for, to_device
 from gpuopt.backends.loss_scaling import Decision, LastBad, LossScalings
 from gpuopt.device import Device
 from gpuopt.locks import Lock, call_if_free
@@ -63,6 +63,21 @@ class DeviceScale(NamedTuple):
     def number(self) -> np.float32:
         """Waits for it."""
         return np.float32(_scalings(self.device).state(self.scaling)[0].loss_scale)
+
+
+def reciprocal_on(loss_scale: Any, device: Device) -> Any:
+    """Returns what gradients of a scaled loss are multiplied by.
+
+    Args:
+        loss_scale: A number, or a `DeviceScale`: the host waits for none on a GPU.
+        device: Where the gradients are.
+
+    Returns:
+        A float32; of a `DeviceScale`, a scalar array of the device.
+    """
+    if isinstance(loss_scale, DeviceScale):
+        return to_device(loss_scale.unscale(), device)
+    return np.float32(1) / np.float32(loss_scale)
 
 
 class _Counted(NamedTuple):

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends import backend_for, to_device
+from gpuopt.backends import backend_for
 from gpuopt.backends.clips import NUM_COLUMNS
 from gpuopt.device import Device
-from gpuopt.step.device_scaling import DeviceScale
+from gpuopt.step.device_scaling import reciprocal_on
 
 
 class _LossFactor:
@@ -40,7 +40,7 @@ class LossFactors:
 
         Args:
             device: Where gradients are.
-            loss_scale: A number, or a `DeviceScale`: the host waits for none on a GPU.
+            loss_scale: See `reciprocal_on`.
         """
         before = self._loss_scale
         if type(loss_scale) is not type(before) or loss_scale != before:
@@ -48,12 +48,10 @@ class LossFactors:
         backend = backend_for(device)
         found = self._made.get(device)
         if found is None:
-            is_on_gpu = isinstance(loss_scale, DeviceScale)
-            factor = loss_scale.unscale() if is_on_gpu else np.float32(1) / np.float32(loss_scale)
-            there = to_device(factor, device) if is_on_gpu else factor
+            factor = reciprocal_on(loss_scale, device)
             with backend.enter():
                 array = backend.xp.empty((1, NUM_COLUMNS), np.float64)
-                array[...] = there
+                array[...] = factor
             found = self._made[device] = _LossFactor(array)
             backend.record_creation(found)
         with backend.enter(found):

@@ -28,7 +28,7 @@ from gpuopt.state import loss_scales
 from gpuopt.state.state_dict import OptimizerState, load_state
 from gpuopt.step import additions
 from gpuopt.step.additions import Forget, nothing_to_forget
-from gpuopt.step.device_scaling import DeviceScale, DeviceScaling, Key
+from gpuopt.step.device_scaling import DeviceScale, DeviceScaling, Key, reciprocal_on
 from gpuopt.step.loss import GATE_NONE, GATE_OP, checked_gate, refuse_independent_loss
 from gpuopt.step.pairs import Gradient, as_list, as_pairs
 from gpuopt.step.replica_context import replica_context
@@ -498,16 +498,11 @@ def _number(loss_scale: Any) -> np.float32:
 def unscaled_pairs(pairs: Iterable[tuple[Any, Any]], loss_scale: Any) -> list[tuple[Any, Any]]:
     """Divides gradients by a number, or by a `DeviceScale`: the host waits for none on a GPU."""
     pairs = list(pairs)
-    is_on_gpu = isinstance(loss_scale, DeviceScale)
-    factor = loss_scale.unscale() if is_on_gpu else np.float32(1) / np.float32(loss_scale)
-
-    @cache
-    def factor_on(device: Device) -> Any:
-        return to_device(factor, device)
+    factor_on = cache(partial(reciprocal_on, loss_scale))
 
     def divided(gradient: Any) -> Any:
-        if gradient is None or not is_on_gpu:
-            return None if gradient is None else unscaled(gradient, factor)
+        if gradient is None:
+            return None
         values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
         return unscaled(gradient, factor_on(device_of(values)))
 

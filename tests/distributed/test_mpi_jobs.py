@@ -88,26 +88,26 @@ def test_the_guides_workers_train_and_go_on_from_the_chiefs_checkpoint(tmp_path:
         assert len(list(tmp_path.glob("model-*"))) == num_checkpoints
 
 
-def test_the_guides_workers_that_wait_for_nobody_train(tmp_path: Path) -> None:
-    [script] = scripts_under("Workers that wait for nobody")
+def run_guides_workers(heading: str, tmp_path: Path) -> str:
+    """Runs the script of three workers under a heading, which fits; returns what it prints."""
+    [script] = scripts_under(heading)
     file = tmp_path / "train.py"
     file.write_text(script)
     job = run_job(3, file, folder=tmp_path)
     assert job.status == 0, job
     [values] = re.findall(r"\[(.*)\]", job.output)
     assert [float(value) for value in values.split()] == pytest.approx([1, -2, 3, 0.5], abs=0.5)
-    counts = re.findall(r"worker \d: (\d+) accepted, (\d+) too late", job.output)
-    assert [int(accepted) + int(stale) for accepted, stale in counts] == [50, 50], job
+    return job.output
+
+
+def test_the_guides_workers_that_wait_for_nobody_train(tmp_path: Path) -> None:
+    output = run_guides_workers("Workers that wait for nobody", tmp_path)
+    counts = re.findall(r"worker \d: (\d+) accepted, (\d+) too late", output)
+    assert [int(accepted) + int(stale) for accepted, stale in counts] == [50, 50], output
 
 
 def test_the_guides_workers_that_train_by_themselves_meet_at_a_center(tmp_path: Path) -> None:
-    [script] = scripts_under("Workers that train by themselves")
-    file = tmp_path / "train.py"
-    file.write_text(script)
-    job = run_job(3, file, folder=tmp_path)
-    assert job.status == 0, job
-    [values] = re.findall(r"\[(.*)\]", job.output)
-    assert [float(value) for value in values.split()] == pytest.approx([1, -2, 3, 0.5], abs=0.5)
+    run_guides_workers("Workers that train by themselves", tmp_path)
 
 
 def test_mpi_is_described_without_being_started() -> None:
