@@ -212,7 +212,7 @@ class Optimizer(CopiedByConstructor, Hooks):
             step = Step(self, global_step, name or self._name)
             update_one_by_one(self, step, loss, var_list, grad_loss)
             return
-        grads_and_vars = self.compute_gradients(
+        grads_and_vars, more = self._gradients_to_apply(
             loss,
             var_list=var_list,
             gate_gradients=gate_gradients,
@@ -222,7 +222,18 @@ class Optimizer(CopiedByConstructor, Hooks):
         )
         if not [gradient for gradient, _ in grads_and_vars if gradient is not None]:
             refuse_independent_loss(loss, [variable for _, variable in grads_and_vars])
-        self.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+        self.apply_gradients(grads_and_vars, global_step=global_step, name=name, **more)
+
+    def _gradients_to_apply(
+        self, loss: Loss, **options: Any
+    ) -> tuple[list[tuple[Gradient | None, Variable]], Mapping[str, Any]]:
+        """Returns the gradients of `minimize`, and what its `apply_gradients` takes besides.
+
+        Args:
+            loss: See `compute_gradients`.
+            **options: Its other arguments.
+        """
+        return self.compute_gradients(loss, **options), {}
 
     @leaves_gradients_alone
     def compute_gradients(

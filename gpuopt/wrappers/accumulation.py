@@ -15,9 +15,8 @@ from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers
 from gpuopt.locks import Lock
 from gpuopt.optimizer import OnNonfinite, Optimizer
 from gpuopt.step import wide_gradients
-from gpuopt.step.loss import GATE_NONE, GATE_OP, checked_gate
 from gpuopt.step.nonfinite import first_nonfinite
-from gpuopt.step.pairs import as_list, as_pairs
+from gpuopt.step.pairs import Gradient, as_list, as_pairs
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.updates import Pair, pairs_for
@@ -151,41 +150,18 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         """How many calls have been added up since the last update."""
         return self._sums.num_steps
 
-    def minimize(
-        self,
-        loss: Loss,
-        global_step: Any = None,
-        var_list: Any = None,
-        gate_gradients: int = GATE_OP,
-        aggregation_method: Any = None,
-        colocate_gradients_with_ops: bool = False,
-        name: str | None = None,
-        grad_loss: Any = None,
-    ) -> None:
-        """Adds the gradients of a loss to the sums; see `Optimizer.minimize`.
-
-        Those of a scaled loss are divided by the scale as they are added.
-        """
-        scaling, cls = self._inner, GradientAccumulationOptimizer
-        if (
-            type(scaling) is not LossScaleOptimizer
-            or (type(self).compute_gradients, type(self).apply_gradients)
-            != (cls.compute_gradients, cls.apply_gradients)
-            or checked_gate(gate_gradients) == GATE_NONE
-        ):
-            super().minimize(
-                loss,
-                global_step,
-                var_list,
-                gate_gradients,
-                aggregation_method,
-                colocate_gradients_with_ops,
-                name,
-                grad_loss,
-            )
-            return
-        pairs, scale = scaling.compute_scaled(loss, var_list, grad_loss)
-        self.apply_gradients(pairs, global_step, name, loss_scale=scale)
+    def _gradients_to_apply(
+        self, loss: Loss, **options: Any
+    ) -> tuple[list[tuple[Gradient | None, Variable]], Mapping[str, Any]]:
+        """Leaves gradients scaled, if they are: they are divided as they are added."""
+        cls, inner = GradientAccumulationOptimizer, self._inner
+        is_overridden = (type(self).compute_gradients, type(self).apply_gradients) != (
+            cls.compute_gradients,
+            cls.apply_gradients,
+        )
+        if is_overridden or type(inner) is not LossScaleOptimizer:
+            return super()._gradients_to_apply(loss, **options)
+        return inner._gradients_to_apply(loss, **options)
 
     def apply_gradients(
         self,

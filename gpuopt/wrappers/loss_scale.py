@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
 from gpuopt.backends import array_types, backend_for, gpu_backends, to_device
 from gpuopt.backends.norms import Clipping
@@ -29,7 +28,7 @@ from gpuopt.state.state_dict import OptimizerState, load_state
 from gpuopt.step import additions
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.device_scaling import DeviceScale, DeviceScaling, Key, reciprocal_on
-from gpuopt.step.loss import GATE_NONE, GATE_OP, checked_gate, refuse_independent_loss
+from gpuopt.step.loss import GATE_OP, checked_gate
 from gpuopt.step.pairs import Gradient, as_list, as_pairs
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.row_checks import RowChecks
@@ -174,50 +173,14 @@ class LossScaleOptimizer(StepWrapper):
         self._on_gpu.bring_up()
         return self._on_gpu.last_nonfinite
 
-    def minimize(
-        self,
-        loss: Loss,
-        global_step: Any = None,
-        var_list: Any = None,
-        gate_gradients: int = GATE_OP,
-        aggregation_method: Any = None,
-        colocate_gradients_with_ops: bool = False,
-        name: str | None = None,
-        grad_loss: Any = None,
-    ) -> None:
-        """Makes a step by the gradients of the scaled loss; see `Optimizer.minimize`.
-
-        Args:
-            loss: See `Optimizer.compute_gradients`; its own value is not scaled.
-            global_step: Grows by 1 unless the step is left out.
-            var_list: See `Optimizer.compute_gradients`.
-            gate_gradients: With GATE_NONE, a warning says that all gradients are needed at once.
-            aggregation_method: Ignored.
-            colocate_gradients_with_ops: Ignored.
-            name: See `Optimizer.apply_gradients`.
-            grad_loss: What gradients are multiplied by besides.
-
-        Raises:
-            ValueError: no variable has a gradient.
-        """
-        if checked_gate(gate_gradients) == GATE_NONE and engine_of(loss).streams:
-            self._needs_all_gradients()
-        pairs, scale = self.compute_scaled(loss, var_list, grad_loss)
-        self.apply_gradients(pairs, global_step, name, loss_scale=scale)
-
-    def compute_scaled(
-        self, loss: Loss, var_list: Any, grad_loss: Any
-    ) -> tuple[list[tuple[Gradient | None, Variable]], Any]:
-        """Returns the gradients of the scaled loss, and the scale: a number, or a `DeviceScale`.
-
-        Raises:
-            ValueError: no variable has a gradient.
-        """
+    def _gradients_to_apply(
+        self, loss: Loss, **options: Any
+    ) -> tuple[list[tuple[Gradient | None, Variable]], Mapping[str, Any]]:
+        """Leaves the gradients scaled: the step divides them."""
+        grad_loss = options["grad_loss"]
         scale = self._scale_of_loss(grad_loss)
-        pairs = self._scaled_gradients(loss, var_list, grad_loss, scale)
-        if not [gradient for gradient, _ in pairs if gradient is not None]:
-            refuse_independent_loss(loss, [variable for _, variable in pairs])
-        return pairs, scale
+        pairs = self._scaled_gradients(loss, options["var_list"], grad_loss, scale)
+        return pairs, {"loss_scale": scale}
 
     def compute_gradients(
         self,

@@ -88,9 +88,8 @@ def test_the_guides_workers_train_and_go_on_from_the_chiefs_checkpoint(tmp_path:
         assert len(list(tmp_path.glob("model-*"))) == num_checkpoints
 
 
-def run_guides_workers(heading: str, tmp_path: Path) -> str:
-    """Runs the script of three workers under a heading, which fits; returns what it prints."""
-    [script] = scripts_under(heading)
+def run_workers(script: str, tmp_path: Path) -> str:
+    """Runs a script of the guide in three processes, which fits; returns what it prints."""
     file = tmp_path / "train.py"
     file.write_text(script)
     job = run_job(3, file, folder=tmp_path)
@@ -101,13 +100,15 @@ def run_guides_workers(heading: str, tmp_path: Path) -> str:
 
 
 def test_the_guides_workers_that_wait_for_nobody_train(tmp_path: Path) -> None:
-    output = run_guides_workers("Workers that wait for nobody", tmp_path)
+    [script] = scripts_under("Workers that wait for nobody")
+    output = run_workers(script, tmp_path)
     counts = re.findall(r"worker \d: (\d+) accepted, (\d+) too late", output)
     assert [int(accepted) + int(stale) for accepted, stale in counts] == [50, 50], output
 
 
 def test_the_guides_workers_that_train_by_themselves_meet_at_a_center(tmp_path: Path) -> None:
-    run_guides_workers("Workers that train by themselves", tmp_path)
+    [script] = scripts_under("Workers that train by themselves")
+    run_workers(script, tmp_path)
 
 
 def test_mpi_is_described_without_being_started() -> None:
