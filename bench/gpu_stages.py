@@ -126,12 +126,12 @@ def moved(kernel: str) -> Moved:
     function, _, arguments = kernel.partition("<")
     names = re.findall(r"\w+", arguments)
     types = [_BYTES[name] for name in names if name in _BYTES]
+    if function.startswith("measure"):
+        return _moved_by_measuring(names, types)
     # A type for all, or those of the variable, slots, gradient, and what is beside it.
     var, slot, gradient, *beside = types if len(types) > 1 else types * 3
     of_slots: float = sum(_SLOTS.get(name, 0) for name in names)
     of_slots *= _CODE_BYTES if "coded" in function else slot
-    if function.startswith("measure_inputs"):
-        of_slots = 0
     if function.startswith("sum_"):  # a cautious rule's: steps depend on no variable, or average
         return Moved(gradient + of_slots, 0, max(types))
     if "Averaged" in names:  # it is of the whole of a variable that is kept in two parts
@@ -143,13 +143,30 @@ def moved(kernel: str) -> Moved:
     return Moved(read, written, max(types))
 
 
+def _moved_by_measuring(names: Sequence[str], types: Sequence[int]) -> Moved:
+    """Says what is read of gradients and variables, and of sums that gradients are added to.
+
+    Args:
+        names: What the kernel is a template of: the rule, if variables are read, and types.
+        types: The bytes of types: of the storage, and of what is added, if anything is.
+    """
+    num_stored, var, gradient = 1, 0.0, types[0]
+    if "Mixed" in names:  # the whole of a variable that is kept in two parts
+        num_stored, gradient = 3 + ("Copied" in names) + ("Split" in names), types[2]
+        var = types[0] + 2 * ("Split" in names)
+    elif names[0] not in _BYTES:
+        var = types[0]
+    given = types[num_stored:]
+    return Moved(var + gradient + sum(given), gradient if given else 0, max(types))
+
+
 def _measure(launch: Launch, data: Dense) -> Work:
     """Of a chunk, the entry of its array; then its packs, pass by pass, and the block's sum."""
-    item_bytes = moved(launch.kernel).widest
+    read, written, item_bytes = moved(launch.kernel)
     chunks = launch.arguments["num_chunks"]
     passes = _CHUNK * item_bytes / _PACK / launch.block
     item = L2.and_then(DRAM.times(passes)).and_then(_SUM_OF_BLOCK)
-    return Work(data.elements * item_bytes, 0, chunks, 1, L2, item, L2.and_then(DRAM), item)
+    return Work(data.elements * (read + written), 0, chunks, 1, L2, item, L2.and_then(DRAM), item)
 
 
 def _update(before_data: Waits, *, begin: Waits = L2, after: Waits | None = None) -> WorkOf:
@@ -168,7 +185,7 @@ def _update(before_data: Waits, *, begin: Waits = L2, after: Waits | None = None
         at_once = launch.block * (_CODES_OF_LANE if is_coded else _PACK // widest)
         passes = math.ceil(data.elements / chunks / at_once)
         item = before_data.and_then(DRAM.times(passes)).and_then(after or Waits())
-        num_bytes = data.elements * (read + written * (after is None))
+        num_bytes = data.elements * (read + written)
         return Work(num_bytes, 0, chunks, 1, begin, item, before_data.and_then(DRAM), item)
 
     return work

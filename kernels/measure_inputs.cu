@@ -1,6 +1,6 @@
 // Measures gradients as `measure` does, and what a rule sums over its inputs, the variables and
 // these gradients, by the same launch.
-#include "shared/clipped_arrays.cuh"
+#include "shared/added_gradients.cuh"
 #include "shared/loss_scaling.cuh"
 #include "shared/variable_sums.cuh"
 
@@ -63,10 +63,10 @@ struct InputSums {
 
 // Returns the sums over a chunk, whose gradient is multiplied by `by` before, to all threads of the
 // block. What the rule sums is of the gradient within [-bound, bound].
-template <class Rule, class Storage, class Decision>
+template <class Rule, class Storage, class Decision, class Chunk>
 __device__ __forceinline__ InputSums<Rule, Storage> sum_inputs(
-    const ClipChunk<StoredGradient<Storage>>& chunk, const Target<NoSlots, Storage>& target,
-    Compute<Storage> bound, Compute<Storage> by) {
+    const Chunk& chunk, const Target<NoSlots, Storage>& target, Compute<Storage> bound,
+    Compute<Storage> by) {
   using Real = Compute<Storage>;
   using Gradient = StoredGradient<Storage>;
   constexpr int pack = pack_size<Gradient>;
@@ -76,7 +76,7 @@ __device__ __forceinline__ InputSums<Rule, Storage> sum_inputs(
   Real mine[num_sums] = {};
   for (int i = threadIdx.x * pack; i < chunk.size; i += clip_threads * pack) {
     Elements<Gradient, pack> elements;
-    load_pack(chunk, i, elements);
+    chunk.load(i, elements);
     Real weights[pack];
     load_weights(target, i, chunk.size, weights);
 #pragma unroll
@@ -110,27 +110,28 @@ __device__ __forceinline__ double enlarged(double sum, int degree) {
 // `num_done` has how many chunks of each variable are done: 0 before and after the launch.
 // `sums_of` gets the sums of each variable, by its number. Precondition: blocks have `clip_threads`
 // threads.
-template <class Rule, class Storage, class Decision>
+template <class Rule, class Storage, class Given, class Decision>
 __device__ __forceinline__ void sum_chunks_of_inputs(
     const ClippedArray& only, const ClippedArray* __restrict__ arrays, long long num_arrays,
-    long long num_chunks, const MeasuredVariable* __restrict__ variables, double* squares,
-    double* parts, unsigned int* num_done, double* __restrict__ sums_of, const ClipRule& rule,
-    const Decision& decision) {
+    long long num_chunks, const Adding& adding, const MeasuredVariable* __restrict__ variables,
+    double* squares, double* parts, unsigned int* num_done, double* __restrict__ sums_of,
+    const ClipRule& rule, const Decision& decision) {
   using Real = Compute<Storage>;
   constexpr int num_sums = Rule::num_sums;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
     const long long number = num_arrays == 1 ? 0 : number_of_array(arrays, num_arrays, c);
     const ClippedArray& array = num_arrays == 1 ? only : arrays[number];
     const MeasuredVariable variable = variables[number];
-    const ClipChunk<StoredGradient<Storage>> chunk(array, c);
+    const MeasuredChunk<StoredGradient<Storage>, Given> chunk(array, c, adding);
     const Target<NoSlots, Storage> target =
-        Target<NoSlots, Storage>(variable.arrays).from((c - array.first_chunk) * clip_chunk);
+        Target<NoSlots, Storage>(variable.arrays).from(begin_of(array, c));
     const Real bound = Real(decision.scaled(variable.bound, rule));
     const InputSums<Rule, Storage> sums =
         sum_inputs<Rule, Storage, Decision>(chunk, target, bound, Real(1));
     InputSums<Rule, Storage> smaller = sums;
     if (sizeof(Real) == sizeof(float) && !sums.are_finite()) {
-      smaller = sum_inputs<Rule, Storage, Decision>(chunk, target, bound, Real(made_smaller));
+      smaller =
+          sum_inputs<Rule, Storage, Decision>(chunk.again(), target, bound, Real(made_smaller));
     }
     const double sum_here = isinf(sums.squares) ? enlarged(static_cast<double>(smaller.squares), 2)
                                                 : static_cast<double>(sums.squares);
@@ -160,31 +161,35 @@ __device__ __forceinline__ void sum_chunks_of_inputs(
 }
 
 // The arguments are those of `measure`, and of `sum_chunks_of_inputs`.
-template <class Rule, class Storage>
+template <class Rule, class Storage, class Given = AsTheyAre>
 __global__ void __launch_bounds__(clip_threads, 2)
     measure_inputs(const __grid_constant__ ClippedArray only,
                    const ClippedArray* __restrict__ arrays, long long num_arrays,
-                   long long num_chunks, const MeasuredVariable* __restrict__ variables,
-                   double* parts_of_sums, unsigned int* num_done, double* sums, double* parts,
+                   long long num_chunks, const __grid_constant__ Adding adding,
+                   const MeasuredVariable* __restrict__ variables, double* parts_of_sums,
+                   unsigned int* num_done, double* sums, double* parts,
                    const __grid_constant__ ClipTotals totals, const __grid_constant__ ClipRule rule,
                    ClipResult* results) {
-  sum_chunks_of_inputs<Rule, Storage>(only, arrays, num_arrays, num_chunks, variables, parts,
-                                      parts_of_sums, num_done, sums, rule, NoDecision());
+  sum_chunks_of_inputs<Rule, Storage, Given>(only, arrays, num_arrays, num_chunks, adding,
+                                             variables, parts, parts_of_sums, num_done, sums, rule,
+                                             NoDecision());
   finish_sums(parts, num_chunks, totals, rule, results);
 }
 
 // The same; the last launch of a step also decides about it.
-template <class Rule, class Storage>
+template <class Rule, class Storage, class Given = AsTheyAre>
 __global__ void __launch_bounds__(clip_threads, 2)
     measure_inputs_and_decide(const __grid_constant__ ClippedArray only,
                               const ClippedArray* __restrict__ arrays, long long num_arrays,
-                              long long num_chunks, const MeasuredVariable* __restrict__ variables,
-                              double* parts_of_sums, unsigned int* num_done, double* sums,
-                              double* parts, const __grid_constant__ ClipTotals totals,
+                              long long num_chunks, const __grid_constant__ Adding adding,
+                              const MeasuredVariable* __restrict__ variables, double* parts_of_sums,
+                              unsigned int* num_done, double* sums, double* parts,
+                              const __grid_constant__ ClipTotals totals,
                               const __grid_constant__ ClipRule rule, ClipResult* results,
                               const __grid_constant__ LossDecision decision) {
-  sum_chunks_of_inputs<Rule, Storage>(only, arrays, num_arrays, num_chunks, variables, parts,
-                                      parts_of_sums, num_done, sums, rule, decision);
+  sum_chunks_of_inputs<Rule, Storage, Given>(only, arrays, num_arrays, num_chunks, adding,
+                                             variables, parts, parts_of_sums, num_done, sums, rule,
+                                             decision);
   finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 

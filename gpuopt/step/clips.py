@@ -28,6 +28,7 @@ from gpuopt.rules.clipped import CLIP_SCALARS, clipped
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch
+from gpuopt.step.late_sums import LateSums
 from gpuopt.step.replica_context import ReplicaContext, replica_context
 from gpuopt.variables.identity import Identity
 
@@ -215,13 +216,17 @@ class StepClips:
         self._num_alike = 1
 
     def measure(
-        self, parts: Sequence[tuple[ClippedPart, Batch]], refused: Mapping[Device, Any]
+        self,
+        parts: Sequence[tuple[ClippedPart, Batch]],
+        refused: Mapping[Device, Any],
+        late_sums: LateSums | None,
     ) -> None:
         """Computes the norms of gradients, before anything is written.
 
         Args:
             parts: All gradients of the step, with what updates them.
             refused: By device, the row flag that kernels read.
+            late_sums: What gradients still lack: those that are measured get it.
         """
         if not self._most:
             return
@@ -236,18 +241,33 @@ class StepClips:
         num_copies = 1 if are_alike else context.num_copies
         self._num_alike = context.num_copies if are_alike else 1
         limits = ClipLimits(self._most, self._clips.form, is_double, self._unscale, num_copies)
+        knows_scale = is_alone or bool(self._unscale)
+        every_dense = {
+            device: [
+                self._dense(part, batch, knows_scale)
+                for part, batch in parts
+                if batch.device == device and not part.is_sparse
+            ]
+            for device in backends
+        }
+        updated: dict[Device, Sequence[Identity]] = {}
+        if late_sums is not None:
+            for device, dense in every_dense.items():
+                every_dense[device], updated[device] = _adding(dense, late_sums, device)
+            late_sums.finish()
         sums = []
         for device, backend in backends.items():
-            here = [(part, batch) for part, batch in parts if batch.device == device]
-            knows_scale = is_alone or bool(self._unscale)
-            dense = [self._dense(*each, knows_scale) for each in here if not each[0].is_sparse]
+            dense = every_dense[device]
             sparse = [
                 self._sparse(*each)
-                for each in here
-                if each[0].is_sparse and self._norm_of(each[1].parameter_groups[0]) != _NONE
+                for each in parts
+                if each[1].device == device
+                and each[0].is_sparse
+                and self._norm_of(each[1].parameter_groups[0]) != _NONE
             ]
             flag = refused.get(device)
-            with backend.enter():
+            late = updated.get(device)
+            with backend.enter_update(*late) if late else backend.enter():
                 if self.decision is not None and is_alone:
                     given = dense, sparse, limits, self._decision_on(device, self.decision), flag
                     self.decided[device] = _scalings(device).decide(*given)
@@ -394,6 +414,23 @@ class StepClips:
         if self._num_alike == 1:
             return numbers
         return [number - number % self._num_alike for number in numbers]
+
+
+def _adding(
+    dense: Sequence[DenseGradients], late_sums: LateSums, device: Device
+) -> tuple[list[DenseGradients], list[Identity]]:
+    """Returns gradients with what is to be added to them, and the sums that are written so."""
+    given: list[DenseGradients] = []
+    identities: list[Identity] = []
+    for each in dense:
+        taken = None
+        if _NONE not in each.norms:
+            taken = late_sums.take(device, backend_for(device), each.arrays)
+        if taken is not None:
+            each = each._replace(added=taken[0])
+            identities += taken[1]
+        given.append(each)
+    return given, identities
 
 
 def _context_of(parts: Sequence[ClippedPart]) -> ReplicaContext:

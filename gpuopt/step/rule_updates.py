@@ -29,6 +29,7 @@ from gpuopt.state.state import Created
 from gpuopt.step.averages import StepAverages
 from gpuopt.step.clips import CLIPPING_MAKES_NAN, Measurement, StepClips
 from gpuopt.step.known import Group
+from gpuopt.step.late_sums import LateSums
 from gpuopt.step.nonfinite import describe_first
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
@@ -53,8 +54,9 @@ class RuleUpdates:
         """Divides the pairs into parts and checks them; recognised pairs need few checks."""
         self._optimizer = optimizer
         self.takes_wide = wide_gradients.takes_wide is optimizer
+        self._late_sums: LateSums | None = None
         if self.takes_wide:
-            wide_gradients.takes_wide = None
+            wide_gradients.takes_wide, self._late_sums = None, wide_gradients.late_sums
         self._parts: list[Part] = []
         self._numbers = StepNumbers({}, None, None)
         # These, and those of counts of steps that are less by one each: see `decide_on_gpu`.
@@ -115,6 +117,7 @@ class RuleUpdates:
             refuse_no_gradients([unpack_pair(*each)[1] for each in enumerate(given)])
 
     def pairs(self) -> Sequence[Pair]:
+        self._finish_sums()
         if len(self._parts) == 1:
             return list(self._parts[0].pairs())
         every = [
@@ -276,9 +279,10 @@ class RuleUpdates:
     def write(self) -> None:
         """Applies the rule, without constraints; to be called by `quietly` if on a CPU."""
         optimizer = self._optimizer
-        units = self._units or units_of(self._parts)
+        units = self._units or units_of(self._parts, self._finish_sums)
         if self._clips is not None and not self._units:
             self._measure(units)
+        self._finish_sums()
         for unit in units:
             self._writing = unit
             part, batch = unit[0]
@@ -415,7 +419,7 @@ class RuleUpdates:
 
     def find_nonfinite(self) -> str | None:
         assert self._clips is not None, "unscale or measure_all comes first"
-        self._units = units_of(self._parts)
+        self._units = units_of(self._parts, self._finish_sums)
         quietly(self._measure, self._units)
         found = self._clips.look()
         if found is Measurement.FINITE:
@@ -427,7 +431,13 @@ class RuleUpdates:
         """Computes the norms of the gradients of what is to be written."""
         assert self._clips is not None, "they are asked for"
         every_part = list(chain.from_iterable(units))
-        self._clips.measure(every_part, self._optimizer.row_checks.flags_of_this_thread)
+        flags = self._optimizer.row_checks.flags_of_this_thread
+        self._clips.measure(every_part, flags, self._late_sums)
+
+    def _finish_sums(self) -> None:
+        """Completes gradients, but for what is added as they are measured."""
+        if self._late_sums is not None:
+            self._late_sums.finish()
 
     def written(self) -> tuple[list[str], list[str]]:
         return names_of(self._done), names_of(self._writing)

@@ -135,6 +135,8 @@ class HookUpdates:
         self.takes_wide = this_thread.takes_wide is optimizer
         if self.takes_wide:
             this_thread.takes_wide = None
+            if this_thread.late_sums is not None:
+                this_thread.late_sums.finish()
         given = as_pairs(given)
         checked = checked_pairs(given, dtypes_of(optimizer), self.takes_wide)
         # A hook's own code computes in the variable's dtype.

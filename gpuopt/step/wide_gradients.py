@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
+from gpuopt.step.late_sums import LateSums
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
 
@@ -19,9 +20,11 @@ class _ThisThread(threading.local):
     Attributes:
         takes_wide: The optimizer whose next step takes gradients of the type that rules compute in;
             None if none does. That step puts None there when it begins: not so steps inside it.
+        late_sums: What that step may still add to gradients that it takes.
     """
 
     takes_wide: Any = None
+    late_sums: LateSums | None = None
 
 
 this_thread = _ThisThread()

@@ -15,6 +15,7 @@ from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers
 from gpuopt.locks import Lock
 from gpuopt.optimizer import OnNonfinite, Optimizer
 from gpuopt.step import wide_gradients
+from gpuopt.step.late_sums import LateSums
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.pairs import Gradient, as_list, as_pairs
 from gpuopt.step.replica_context import replica_context
@@ -25,13 +26,15 @@ from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
 from gpuopt.variables.variable import Variable
-from gpuopt.wrappers.base import at_least_1
+from gpuopt.wrappers.base import StepWrapper, at_least_1
 from gpuopt.wrappers.gradient_sums import GradientSums
 from gpuopt.wrappers.loss_scale import LossScaleOptimizer, checked_loss_scale, unscaled_pairs
 from gpuopt.wrappers.replica_sums import ReplicaCall, Sums, strategy_of_replica
 
 _logger = logging.getLogger("gpuopt")
 
+# They hand gradients to the step, by which alone they look at them.
+_HAND_ON = (StepWrapper.apply_gradients, LossScaleOptimizer.apply_gradients)
 # How many steps' gradients are summed for an update, or a function that returns it.
 Steps = int | Callable[[], Any]
 Reduction = Literal["mean", "sum"]
@@ -219,11 +222,17 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         with writing(), self._adding, reading(*(gradient for gradient, _ in given)):
             count = 1 + self._sums.num_steps
             try:
-                divisor = self._divisor(count) if count >= steps else 1
-                self._sums.add(pairs, divisor, loss_scale)
-                if count >= steps:
+                is_last = count >= steps
+                divisor = self._divisor(count) if is_last else 1
+                late = self._sums.add(
+                    pairs,
+                    divisor,
+                    loss_scale,
+                    can_be_late=is_last and not self._shows_gradients(),
+                )
+                if is_last:
                     divided = [variable for _, variable in pairs]
-                    self._update(divisor, divided, global_step, name)
+                    self._update(divisor, divided, global_step, name, late)
             except BaseException as error:
                 self._drop(error, count)
                 raise
@@ -358,10 +367,24 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     def _divisor(self, count: int) -> int:
         return count if self._reduction == "mean" else 1
 
+    def _shows_gradients(self) -> bool:
+        """Whether an `apply_gradients` inside, a user's own, gets the sums to look at."""
+        for each in inner_optimizers(self._inner):
+            method = each.apply_gradients
+            is_marked = hasattr(method, "leaves_gradients_alone")
+            if not is_marked and getattr(method, "__func__", None) not in _HAND_ON:
+                return True
+        return False
+
     def _update(
-        self, divisor: int, divided: Sequence[Any], global_step: Any, name: str | None
+        self,
+        divisor: int,
+        divided: Sequence[Any],
+        global_step: Any,
+        name: str | None,
+        late_sums: LateSums | None = None,
     ) -> None:
-        self._apply_sums(*self._sums.take(divisor, divided), global_step, name)
+        self._apply_sums(*self._sums.take(divisor, divided), global_step, name, late_sums)
 
     def _apply_sums(
         self,
@@ -369,15 +392,16 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         totals: Sequence[Variable],
         global_step: Any,
         name: str | None,
+        late_sums: LateSums | None = None,
     ) -> None:
         this_thread = wide_gradients.this_thread
-        before = this_thread.takes_wide
+        before = this_thread.takes_wide, this_thread.late_sums
         try:
-            this_thread.takes_wide = self.owner_of_state
+            this_thread.takes_wide, this_thread.late_sums = self.owner_of_state, late_sums
             with reading(*totals):
                 self._inner.apply_gradients(pairs, global_step, name)
         finally:
-            this_thread.takes_wide = before
+            this_thread.takes_wide, this_thread.late_sums = before
 
     def _drop(self, error: BaseException, count: int) -> None:
         self._sums.reset()

@@ -11,12 +11,14 @@ import numpy as np
 
 from gpuopt.backends import Target, backend_for
 from gpuopt.backends.clips import FACTOR_OF_FLOAT32
+from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
 from gpuopt.rules.clipped import CLIP_SCALARS, clipped
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Group, KnownGroups
+from gpuopt.step.late_sums import LateSum, LateSums
 from gpuopt.step.updates import Pair
 from gpuopt.step.wide_gradients import wide_dtype
 from gpuopt.variables.identity import Identity
@@ -63,7 +65,14 @@ class GradientSums(SumsInState):
         self._user, self.most_rows = weakref.ref(user), most_rows
         self._state.beside = self
 
-    def add(self, pairs: Sequence[Pair], divisor: int, loss_scale: Any = None) -> None:
+    def add(
+        self,
+        pairs: Sequence[Pair],
+        divisor: int,
+        loss_scale: Any = None,
+        *,
+        can_be_late: bool = False,
+    ) -> LateSums | None:
         """Adds the gradients of one step.
 
         Args:
@@ -71,6 +80,10 @@ class GradientSums(SumsInState):
             divisor: What dense sums are divided by then: theirs alone who have a dense gradient.
             loss_scale: What gradients are divided by as they are added: see `LossFactors.on`; None
                 if they are not.
+            can_be_late: Whether a step that gets the sums can add dense gradients on GPUs.
+
+        Returns:
+            What is left to that step.
         """
         self._begin()
         dense: list[Pair] = []
@@ -86,8 +99,15 @@ class GradientSums(SumsInState):
                 dense.append((self._dense_of(gradient, variable), variable))
             else:
                 self._add_slices(gradient, variable, found, loss_scale)
+        late = None
+        if can_be_late:
+            on_gpus = [pair for pair in dense if pair[1].device.kind == "gpu"]
+            late = self._late(on_gpus, divisor, loss_scale)
+            if late is not None:
+                dense = [pair for pair in dense if pair[1].device.kind != "gpu"]
         self._launch(dense, divisor, loss_scale)
         self._counter().add(1)
+        return late
 
     def take(
         self, divisor: int, divided: Sequence[Variable] = ()
@@ -147,32 +167,66 @@ class GradientSums(SumsInState):
             loss_scale: See `add`.
             begin: Has sums begin anew that have begun.
         """
-        # A launch for each: sparse gradients that have become dense may be of another type.
-        by_kind: dict[tuple[UpdateRule, bool], list[Pair]] = {}
-        for gradient, variable in pairs:
-            found = self._sums[variable.identity]
-            rule = add_to_sum if found.is_dense and not begin else begin_sum
-            kind = rule, gradient.dtype == variable.dtype
-            by_kind.setdefault(kind, []).append((gradient, variable))
-        for (rule, _), some in by_kind.items():
-            quietly(partial(self._launch_one, rule, some, divisor, loss_scale))
+        begins = [begin or not self._sums[variable.identity].is_dense for _, variable in pairs]
+        self._launch_kinds(pairs, begins, divisor, loss_scale)
         for _, variable in pairs:
             self._sums[variable.identity].is_dense = True
 
-    def _launch_one(
-        self, rule: UpdateRule, pairs: Sequence[Pair], divisor: int, loss_scale: Any
+    def _launch_kinds(
+        self, pairs: Sequence[Pair], begins: Sequence[bool], divisor: int, loss_scale: Any
     ) -> None:
+        # A launch for each: sparse gradients that have become dense may be of another type.
+        by_kind: dict[tuple[bool, bool], list[Pair]] = {}
+        for (gradient, variable), each_begins in zip(pairs, begins, strict=True):
+            kind = each_begins, gradient.dtype == variable.dtype
+            by_kind.setdefault(kind, []).append((gradient, variable))
+        for (all_begin, _), some in by_kind.items():
+            rule = begin_sum if all_begin else add_to_sum
+            quietly(partial(self._launch_one, rule, some, divisor, loss_scale))
+
+    def _late(self, pairs: Sequence[Pair], divisor: int, loss_scale: Any) -> LateSums | None:
+        """Returns gradients on GPUs that are still to be added; None if they have to be at once."""
+        if not pairs:
+            return None
         gradients, variables = zip(*pairs, strict=True)
+        for batch in self._group(variables).batches:
+            if batch.backend.overlapping([batch.plan], batch.select(gradients)):
+                return None
+        sums: list[LateSum] = []
+        for gradient, variable in pairs:
+            found = self._sums[variable.identity]
+            total = self._total(variable)
+            sums.append(LateSum(gradient, variable, total, begins=not found.is_dense))
+            found.is_dense = True
+
+        def add(left: Sequence[LateSum]) -> None:
+            some = [(gradient, variable) for gradient, variable, _, _ in left]
+            self._launch_kinds(some, [each.begins for each in left], divisor, loss_scale)
+
+        factors_on = partial(self._factors_on, loss_scale)
+        return LateSums(sums, divisor, factors_on, add)
+
+    def _factors_on(self, loss_scale: Any, device: Device) -> Any:
+        return None if loss_scale is None else self._factors.on(device, loss_scale)
+
+    def _group(self, variables: Sequence[Variable]) -> Group:
         version = self._state.version.number
         group = self.known.find(variables, version)
         if group is None:
             group = Group(variables, version, self._target, lambda _: 0)
             self.known.add(variables, group)
+        return group
+
+    def _launch_one(
+        self, rule: UpdateRule, pairs: Sequence[Pair], divisor: int, loss_scale: Any
+    ) -> None:
+        gradients, variables = zip(*pairs, strict=True)
+        group = self._group(variables)
         versions = group.accept(gradients)
         for batch in group.batches:
-            scalars, factors = {"divisor": batch.real(divisor)}, None
-            if loss_scale is not None:
-                factors = self._factors.on(batch.device, loss_scale)
+            scalars = {"divisor": batch.real(divisor)}
+            factors = self._factors_on(loss_scale, batch.device)
+            if factors is not None:
                 factor = batch.backend.clips.factor_scalar(factors, 0, batch.real)
                 scalars |= dict(zip(CLIP_SCALARS, (factor, batch.real(np.inf)), strict=True))
             batch.backend.apply_dense(

@@ -12,9 +12,10 @@ constexpr int clip_chunk = square_chunk;
 // Mirrors `ClippedArray` in gpuopt/backends/cuda/structs.py.
 struct ClippedArray {
   long long source;  // the address of the array
-  long long target;  // the address of the scaled one; 0 if there is none
+  long long target;  // the address of the scaled one, or of a sum; 0 if there is none
   long long size;
   long long first_chunk;  // the number of its first chunk among those of all arrays
+  long long addend;       // the address of what an array is added to; 0 if it begins a sum
 };
 
 // The number of the array that has a chunk. Precondition: the arrays are in order, and none is
@@ -30,36 +31,47 @@ __device__ __forceinline__ const ClippedArray& array_of(const ClippedArray& only
   return num_arrays == 1 ? only : arrays[number_of_array(arrays, num_arrays, chunk)];
 }
 
+// The number of a chunk's first element among those of its array.
+__device__ __forceinline__ long long begin_of(const ClippedArray& array, long long chunk) {
+  return (chunk - array.first_chunk) * clip_chunk;
+}
+
+// Loads a pack's elements from `at` on, those past the end as 0.
+template <class Storage, int count>
+__device__ __forceinline__ void load_pack(const Storage* source, int at, int size,
+                                          Elements<Storage, count>& pack) {
+  if (is_pack_aligned(source) && at + count <= size) {
+    load<Caching::normal>(source + at, pack);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < count; ++k) {
+    Elements<Storage, 1> one = {{Storage(0.0f)}};
+    if (at + k < size) load<Caching::normal>(source + at + k, one);
+    pack.of[k] = one.of[0];
+  }
+}
+
 // Some consecutive elements of an array: a chunk's, or the array's last ones.
 template <class Storage>
 struct ClipChunk {
+  using Element = Storage;
+
   const Storage* source;
   Storage* target;
   int size;
 
   __device__ __forceinline__ ClipChunk(const ClippedArray& array, long long chunk) {
-    const long long begin = (chunk - array.first_chunk) * clip_chunk;
+    const long long begin = begin_of(array, chunk);
     source = reinterpret_cast<const Storage*>(array.source) + begin;
     target = reinterpret_cast<Storage*>(array.target) + begin;
     const long long left = array.size - begin;
     size = static_cast<int>(left < clip_chunk ? left : clip_chunk);
   }
-};
 
-// Loads a pack's elements from `at` on, those past the end as 0.
-template <class Storage>
-__device__ __forceinline__ void load_pack(const ClipChunk<Storage>& chunk, int at,
-                                          Elements<Storage, pack_size<Storage>>& pack) {
-  if (is_pack_aligned(chunk.source) && at + pack_size<Storage> <= chunk.size) {
-    load<Caching::normal>(chunk.source + at, pack);
-    return;
+  __device__ __forceinline__ void load(int at, Elements<Storage, pack_size<Storage>>& pack) const {
+    load_pack(source, at, size, pack);
   }
-#pragma unroll
-  for (int k = 0; k < pack_size<Storage>; ++k) {
-    Elements<Storage, 1> one = {{Storage(0.0f)}};
-    if (at + k < chunk.size) load<Caching::normal>(chunk.source + at + k, one);
-    pack.of[k] = one.of[0];
-  }
-}
+};
 
 }  // namespace gpuopt

@@ -35,17 +35,17 @@ OTHERS: dict[str, tuple[list[str], float]] = {
     "accumulation: a call between": ([UPDATE], 12),
     "accumulation: the call that updates": ([UPDATE, UPDATE], 12 + 28),
     "accumulation, clip_norm, decay: the call that updates": (
-        [UPDATE, "measure", OF_GROUPS],
-        12 + 4 + 28,
+        ["measure", OF_GROUPS],
+        12 + 28,
     ),
     "accumulation, averages: the call that updates": ([UPDATE, UPDATE], 12 + 28 + 8),
     "accumulation, loss_scale: the call that updates": (
-        [OF_GROUPS, "measure_and_decide", OF_GROUPS],
-        12 + 4 + 28,
+        ["measure_and_decide", OF_GROUPS],
+        12 + 28,
     ),
     "accumulation, loss_scale, clip_norm, decay, averages: the call that updates": (
-        [OF_GROUPS, "measure_and_decide", OF_GROUPS],
-        12 + 4 + 28 + 8,
+        ["measure_and_decide", OF_GROUPS],
+        12 + 28 + 8,
     ),
     # all of 16 bits
     "bfloat16": ([UPDATE], 14),
@@ -100,6 +100,9 @@ WITH_SUMS_OF_INPUTS: dict[str, tuple[list[str], float]] = {
     "lars, loss_scale": (["measure_inputs_and_decide", BY_SUMS], 8 + 20),
     "lars, loss_scale, clip_norm, groups": (["measure_inputs_and_decide", BY_SUMS], 8 + 20),
     # the master or w and the remainder, and g; g, and these and m twice, and w written
+    # w g and the sum, which is written
+    "lars, accumulation, clip_norm": (["measure_inputs", BY_SUMS], 16 + 20),
+    "lars, accumulation, loss_scale": (["measure_inputs_and_decide", BY_SUMS], 16 + 20),
     "lars, clip_norm, masters": (["measure_inputs", BY_SUMS], 6 + 2 + 16 + 2),
     "lars, clip_norm, remainders": (["measure_inputs", BY_SUMS], 6 + 2 + 16),
 }
@@ -177,13 +180,15 @@ def expected_of(stages: Collection[str]) -> tuple[list[str], float]:
         slots = 2 * (1 + 4 / 256)
     gradient = 4 if "accumulation" in stages else var
     launches, num_bytes = [], 0.0
-    is_scaled = bool({"loss_scale", "growing_scale"} & {*stages})
-    if "accumulation" in stages:  # the gradient, and the sum twice
-        launches.append(OF_GROUPS if is_scaled else UPDATE)
-        num_bytes += var + 2 * gradient
-    decides = is_scaled or "on_nonfinite" in stages
-    if decides or "clip_norm" in stages:
+    decides = bool({"loss_scale", "growing_scale", "on_nonfinite"} & {*stages})
+    measures = decides or "clip_norm" in stages
+    if measures:
         launches.append("measure_and_decide" if decides else "measure")
+    if "accumulation" in stages:  # the gradient, and the sum twice
+        num_bytes += var + 2 * gradient
+        if not measures:
+            launches.append(UPDATE)
+    elif measures:
         num_bytes += gradient
     if "cautious" in stages:
         launches.append("sum_coded_terms" if "8 bits" in stages else "sum_terms")

@@ -29,6 +29,8 @@ Array = np.ndarray[Any, Any]
 class CpuClips:
     """See `Clips`."""
 
+    adds = False
+
     def __init__(self, limits: CpuLimits) -> None:
         self._limits = limits
 

@@ -23,19 +23,21 @@ from gpuopt.backends.cuda.sorted_tables import Table, tables_kind_of, together
 from gpuopt.backends.cuda.structs import (
     FEW_DEVICES,
     NOTHING_IS_WRONG,
+    Adding,
     ClipResult,
     ClipRule,
     ClipTotals,
     FewSums,
     LossDecision,
 )
-from gpuopt.backends.cuda.workspace import Workspace, Workspaces
+from gpuopt.backends.cuda.workspace import Constants, Workspace, Workspaces
 from gpuopt.locks import Lock
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = Any
 
 _NO_RULE = ClipRule(0, 0.0, 1.0, 1.0, 0, 0)
+_AS_THEY_ARE = Adding(0, 1.0)
 
 
 class _Sum(NamedTuple):
@@ -60,6 +62,8 @@ class CudaClips:
     The last block of each adds up what all its blocks have found, so that no launch is for that
     alone, and no block waits for another one.
     """
+
+    adds = True
 
     def __init__(
         self,
@@ -257,15 +261,15 @@ class CudaClips:
             dtype = arrays[positions[0]].dtype
             # All are uploaded before the first launch: those of one dtype must not share.
             constants = workspace.constants(f"gradients {number}")
-            table = ClippedArrays(self._launcher, arrays, positions, constants=constants)
-            kernel = kernels.measure(name_of(dtype), decides=decides)
-            more: dict[str, Any] = {}
+            table, adding, added = self._given(gradients, positions, constants)
+            kernel = kernels.measure(name_of(dtype), decides, added)
+            more: dict[str, Any] = {"adding": adding}
             if gradients.inputs is not None:
                 rule, plan, sums, bounds = gradients.inputs
-                kernel = kernels.measure_inputs(rule, plan.types.storage(dtype), decides)
+                kernel = kernels.measure_inputs(rule, plan.types.storage(dtype), decides, added)
                 variables = workspace.constants(f"variables {number}")
                 size = table.num_chunks * len(rule.sums)
-                more = {
+                more |= {
                     "variables": variables.set(
                         plan.measured(positions, [bounds[at] for at in positions])
                     ),
@@ -281,6 +285,20 @@ class CudaClips:
                 ends = accumulate(len(of_norms.get(norm, ())) for norm in norms)
                 begins = [table.first_chunks[at] for at in (0, *ends)]
             yield _Sum(norms, begins, launch, numbers)
+
+    def _given(
+        self, gradients: DenseGradients, positions: Sequence[int], constants: Constants
+    ) -> tuple[ClippedArrays, Adding, str | None]:
+        """Returns the arrays of a launch, how they become sums, and their dtype if they do."""
+        added = gradients.added
+        if added is None:
+            given = self._launcher, gradients.arrays, positions
+            return ClippedArrays(*given, constants=constants), _AS_THEY_ARE, None
+        factors = 0 if added.factors is None else self._launcher.address(added.factors)
+        sums = gradients.arrays, constants, added.begin
+        table = ClippedArrays(self._launcher, added.gradients, positions, *sums)
+        dtype = name_of(added.gradients[positions[0]].dtype)
+        return table, Adding(factors, float(added.divisor)), dtype
 
     def _follow(self, plan: DensePlan) -> None:
         """Makes the current stream wait until a plan's variables can be read."""

@@ -47,6 +47,7 @@ def test_squares_and_scaled_arrays_of_late_chunks_are_those_of_the_first(
         address_before(scaled, before),
         before + SIZE,
         -before // CLIP_CHUNK,
+        0,
     )
     sums = np.zeros(3)
     given: dict[str, Any] = {"only": only, "arrays": None, "num_arrays": 1, "num_chunks": 3}

@@ -12,6 +12,7 @@ from gpuopt.backends.cuda.mixed import Storage, cpp_storage, real_of
 from gpuopt.backends.cuda.parameters import CPP_TYPES, Number, Parameter, Pointer, Struct, struct_of
 from gpuopt.backends.cuda.structs import (
     NOTHING_IS_WRONG,
+    Adding,
     ClippedArray,
     ClipResult,
     ClipRule,
@@ -31,6 +32,7 @@ _CLIPPED: dict[str, Number | Pointer | Struct] = {
     "num_arrays": INT64,
     "num_chunks": INT64,
 }
+_GIVEN: dict[str, Parameter] = {**_CLIPPED, "adding": struct_of(Adding)}
 _SUMMED: dict[str, Parameter] = {
     "parts": Pointer("float64"),
     "totals": struct_of(ClipTotals),
@@ -106,29 +108,32 @@ def scale_to_norm(dtype: str) -> Kernel:
 
 
 @cache
-def measure(dtype: str, decides: bool = False) -> Kernel:
+def measure(dtype: str, decides: bool = False, added: str | None = None) -> Kernel:
+    """Returns the kernel that measures gradients, or sums that gradients of `added` go into."""
     return Kernel(
         "measure_and_decide" if decides else "measure",
-        {**_CLIPPED, **(_DECIDING if decides else _SUMMED)},
-        (CPP_TYPES[dtype],),
+        {**_GIVEN, **(_DECIDING if decides else _SUMMED)},
+        (CPP_TYPES[dtype], *_given(added)),
         file="clip.cu",
         constants={**_OF_CLIP, **_OF_DECISION} if decides else _OF_CLIP,
     )
 
 
 @cache
-def measure_inputs(rule: UpdateRule, storage: Storage, decides: bool = False) -> Kernel:
+def measure_inputs(
+    rule: UpdateRule, storage: Storage, decides: bool = False, added: str | None = None
+) -> Kernel:
     return Kernel(
         "measure_inputs_and_decide" if decides else "measure_inputs",
         {
-            **_CLIPPED,
+            **_GIVEN,
             "variables": Pointer("int64", struct_of(MeasuredVariable)),
             "parts_of_sums": Pointer("float64"),
             "num_done": UINT32S,
             "sums": Pointer("float64"),
             **(_DECIDING if decides else _SUMMED),
         },
-        (rule.require_cuda().functor, cpp_storage(storage)),
+        (rule.require_cuda().functor, cpp_storage(storage), *_given(added)),
         rule,
         file="measure_inputs.cu",
         constants={**_OF_CHUNKS, **_OF_DECISION} if decides else _OF_CHUNKS,
@@ -171,3 +176,7 @@ def join_sums(decides: bool = False) -> Kernel:
         file="clip.cu",
         constants={**_OF_CLIP, **_OF_DECISION} if decides else _OF_CLIP,
     )
+
+
+def _given(added: str | None) -> tuple[str, ...]:
+    return () if added is None else (CPP_TYPES[added],)

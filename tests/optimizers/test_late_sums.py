@@ -1,0 +1,287 @@
+"""The last gradients of an update are added by the launch that measures the sums, as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import fake_cupy
+import ml_dtypes
+import numpy as np
+import pytest
+from each_device import variable_on
+from emulator.emulator import EmulatorLauncher
+from gpu_streams import new_stream, uploaded, wait_for_gpus
+
+import gpuopt
+from gpuopt import (
+    GradientAccumulationOptimizer,
+    IndexedSlices,
+    LossScaleOptimizer,
+    ParameterGroup,
+    Variable,
+)
+from gpuopt.backends import to_device
+from gpuopt.device import Device
+from gpuopt.step.late_sums import LateSums
+from gpuopt.wrappers.gradient_sums import GradientSums
+
+SHAPES: dict[str, tuple[int, ...]] = {"a": (3, 4), "b": (), "c": (0,), "d": (70, 50), "e": (5,)}
+BRAIN = np.dtype(ml_dtypes.bfloat16)
+ONE_GROUP = [ParameterGroup("[ad]", clip_norm=0.5)]
+
+
+def adam(**options: Any) -> Any:
+    return gpuopt.AdamOptimizer(0.1, **options)
+
+
+def scaled(optimizer: Any) -> Any:
+    return LossScaleOptimizer(optimizer, gpuopt.DynamicLossScale(8.0, 2))
+
+
+INNER: dict[str, tuple[Callable[[], Any], Any]] = {
+    "clip_norm": (lambda: adam(clip_norm=1.0), np.float32),
+    "clip_norm of float64": (lambda: adam(clip_norm=1.0), np.float64),
+    "clip_norm of a group": (lambda: adam(groups=ONE_GROUP), np.float32),
+    "clip_norm of each": (lambda: adam(clip_norm=2.0, groups=ONE_GROUP), np.float32),
+    "clip_value": (lambda: adam(clip_value=0.5), np.float32),
+    "on_nonfinite": (lambda: adam(on_nonfinite="skip"), np.float32),
+    "loss scale": (lambda: scaled(adam()), np.float32),
+    "loss scale of float16": (lambda: scaled(adam(masters="float32", clip_norm=1.0)), np.float16),
+    "loss scale of bfloat16": (lambda: scaled(adam(masters="remainder")), BRAIN),
+    "rounding": (lambda: adam(stochastic_rounding=3, clip_norm=1.0), BRAIN),
+    "8 bits": (lambda: adam(slot_bits=8, clip_norm=1.0), np.float32),
+    "LARS": (lambda: scaled(gpuopt.LARSOptimizer(0.1, clip_norm=1.0)), np.float32),
+    "LARS by value": (lambda: gpuopt.LARSOptimizer(0.1, clip_value=0.1), np.float32),
+    "LAMB": (lambda: gpuopt.LAMBOptimizer(0.1, clip_norm=1.0), np.float32),
+    "averages": (
+        lambda: adam(clip_norm=1.0, averages=gpuopt.ExponentialMovingAverage(0.5)),
+        np.float32,
+    ),
+}
+
+
+# What takes no norm of all gradients.
+ADDS_BEFORE = ["clip_norm of a group", "clip_value", "LARS by value"]
+
+
+def results_of(
+    make: Callable[[], Any], dtype: Any, xp: Any, seed: int
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Makes a random program's calls; returns variables, slots and what else the state has."""
+    rng = np.random.default_rng(seed)
+    variables = {
+        name: variable_on(xp, np.ones(shape, dtype), name=name) for name, shape in SHAPES.items()
+    }
+    table = variable_on(xp, np.ones((9, 4), dtype), name="table")
+    inner = make()
+    steps = int(rng.integers(1, 4))
+    optimizer = GradientAccumulationOptimizer(inner, steps, str(rng.choice(["mean", "sum"])))
+    scale = np.float32(rng.choice([8, 3])) if isinstance(inner, LossScaleOptimizer) else None
+    for _ in range(9):
+        some = [name for name in variables if rng.random() < (0.7 if rng.random() < 0.3 else 1)]
+        pairs: list[Any] = []
+        for name in some:
+            values = rng.normal(size=SHAPES[name])
+            if rng.random() < 0.04 and values.size:
+                values = np.full(SHAPES[name], rng.choice([np.inf, np.nan, 3e38]))
+            with np.errstate(over="ignore"):
+                values = np.asarray(values).astype(dtype)
+            if rng.random() < 0.3:  # of which a copy is made, if it is a matrix
+                pairs.append((xp.asarray(values.T.copy()).T, variables[name]))
+            else:
+                pairs.append((xp.asarray(values), variables[name]))
+        if rng.random() < 0.5:
+            values, rows = rng.normal(size=(5, 4)).astype(dtype), rng.integers(0, 9, 5)
+            rows = np.unique(rows)  # equal ones are added up in any order on a GPU
+            slices = IndexedSlices(xp.asarray(values[: len(rows)]), xp.asarray(rows))
+            dense = rng.random() < 0.2
+            pairs.append((xp.asarray(np.ones((9, 4), dtype)) if dense else slices, table))
+        if pairs:
+            more = {} if scale is None else {"loss_scale": scale}
+            optimizer.apply_gradients(pairs, **more)
+        if rng.random() < 0.1:
+            optimizer.apply_accumulated()
+    found = {name: each.numpy() for name, each in (*variables.items(), ("table", table))}
+    state = optimizer.state_dict(None)
+    for slot_name, slots in state["slots"].items():
+        found |= {f"{slot_name} of {name}": value for name, value in slots.items()}
+    return found | state["non_slots"]
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the sums that launches which measure have added to."""
+    numbers: list[int] = []
+    take = LateSums.take
+
+    def counted(self: LateSums, device: Device, backend: Any, sums: Sequence[Any]) -> Any:
+        found = take(self, device, backend, sums)
+        if found is not None:
+            numbers.append(len(sums))
+        return found
+
+    monkeypatch.setattr(LateSums, "take", counted)
+    return numbers
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", INNER)
+def test_an_update_has_the_bits_of_adding_before(
+    kind: str, seed: int, xp: Any, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, dtype = INNER[kind]
+    late = results_of(make, dtype, xp, seed)
+    assert not taken or (xp is not np and kind not in ADDS_BEFORE)
+    monkeypatch.setattr(GradientSums, "_late", lambda *arguments: None)
+    at_once = results_of(make, dtype, xp, seed)
+    assert late.keys() == at_once.keys()
+    for name, value in late.items():
+        assert value.tobytes() == at_once[name].tobytes(), name
+
+
+def on_gpu(values: Any, gpu: str = "gpu:0") -> Any:
+    return to_device(np.asarray(values, np.float32), Device.parse(gpu))
+
+
+def launches_of_updates(
+    gpus: list[EmulatorLauncher], optimizer: Any, variables: list[Variable], **more: Any
+) -> list[int]:
+    """Returns the launches of each call, once all is made and known, and checks for waits."""
+    gradients = [to_device(np.ones(v.shape, v.dtype), v.device) for v in variables]
+    launches: list[int] = []
+    for call in range(12):
+        before = sum(each.launches for each in gpus), fake_cupy.counts.synchronisations
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)), **more)
+        launches.append(sum(each.launches for each in gpus) - before[0])
+        if call >= 6:
+            assert fake_cupy.counts.synchronisations == before[1]
+    return launches[6:]
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("kind", [kind for kind in INNER if kind not in ADDS_BEFORE])
+def test_an_update_takes_two_launches(kind: str, emulated_gpus: list[EmulatorLauncher]) -> None:
+    make, dtype = INNER[kind]
+    variables = [Variable(np.ones(s, dtype), device="gpu:0") for s in [(3,), (40, 50)] * 4]
+    inner = make()
+    more = {"loss_scale": np.float32(1)} if isinstance(inner, LossScaleOptimizer) else {}
+    found = launches_of_updates(
+        emulated_gpus, GradientAccumulationOptimizer(inner, 3), variables, **more
+    )
+    sums_updates = kind == "LAMB"
+    assert found == [1, 1, 2 + sums_updates] * 2
+
+
+@pytest.mark.emulator
+def test_each_call_may_be_an_update(emulated_gpus: list[EmulatorLauncher]) -> None:
+    variables = [Variable(np.ones(9, np.float32), device="gpu:0") for _ in range(3)]
+    optimizer = GradientAccumulationOptimizer(adam(clip_norm=1.0), 1)
+    assert launches_of_updates(emulated_gpus, optimizer, variables) == [2] * 6
+
+
+@pytest.mark.emulator
+def test_several_gpus_take_one_launch_more_than_two_each(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    places = ["gpu:0", "gpu:1"] * 3
+    variables = [Variable(np.ones(9, np.float32), device=place) for place in places]
+    optimizer = GradientAccumulationOptimizer(adam(clip_norm=1.0), 2)
+    assert launches_of_updates(emulated_gpus, optimizer, variables) == [2, 5] * 3
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+def test_an_optimizer_of_a_users_own_gets_sums_that_are_complete() -> None:
+    seen: list[list[float]] = []
+
+    class Looking(gpuopt.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **more: Any) -> None:
+            seen.extend(gradient.get().tolist() for gradient, _ in grads_and_vars)
+            super().apply_gradients(grads_and_vars, *arguments, **more)
+
+    class Hooked(gpuopt.GradientDescentOptimizer):
+        def _apply_dense(self, grad: Any, var: Any) -> None:
+            seen.append(grad.get().tolist())
+            super()._apply_dense(grad, var)
+
+    class Monkey(gpuopt.GradientDescentOptimizer):
+        pass
+
+    patched = Monkey(1.0, clip_norm=100.0)
+    apply = patched.apply_gradients
+
+    def looking(grads_and_vars: Any, *arguments: Any, **more: Any) -> None:
+        seen.extend(gradient.get().tolist() for gradient, _ in grads_and_vars)
+        apply(grads_and_vars, *arguments, **more)
+
+    patched.apply_gradients = looking  # type: ignore[method-assign]
+    for inner in (Looking(1.0, clip_norm=100.0), Hooked(1.0), patched):
+        weight = Variable(np.zeros(2, np.float32), device="gpu:0")
+        optimizer = GradientAccumulationOptimizer(inner, 2, "sum")
+        for gradient in ([1, 2], [3, 5]):
+            optimizer.apply_gradients([(on_gpu(gradient), weight)])
+        assert seen.pop() == [4, 7]
+        assert not seen
+        assert weight.numpy().tolist() == [-4, -7]
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+def test_gradients_in_the_memory_of_sums_are_read_before_these_are_written() -> None:
+    first, second = (Variable(np.zeros(3, np.float32), device="gpu:0") for _ in range(2))
+    inner = gpuopt.GradientDescentOptimizer(1.0, clip_norm=1e3)
+    optimizer = GradientAccumulationOptimizer(inner, 2, "sum")
+    optimizer.apply_gradients([(on_gpu([1, 2, 4]), first), (on_gpu([8, 16, 32]), second)])
+    sums = [inner.get_slot(each, "gradient_sum") for each in (first, second)]
+    arrays = [each.storage for each in sums if each is not None]
+    optimizer.apply_gradients([(arrays[1], first), (arrays[0], second)])
+    for each in (first, second):
+        np.testing.assert_allclose(each.numpy(), [-9, -18, -36], rtol=1e-6)
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+def test_user_code_in_an_update_may_make_a_step_of_the_optimizer_inside() -> None:
+    other = Variable(np.zeros(2, np.float32), device="gpu:0")
+    weight = Variable(np.zeros(2, np.float32), device="gpu:0")
+    calls = 0
+
+    def rate() -> float:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # in the update, which is the second step of the optimizer inside
+            inner.apply_gradients([(on_gpu([1, 1]), other)], loss_scale=np.float32(1))
+        return 1.0
+
+    options = {"clip_norm": 1e3}
+    inner = LossScaleOptimizer(
+        gpuopt.GradientDescentOptimizer(rate, **options),
+        gpuopt.FixedLossScaleManager(8.0),
+        host_may_wait=True,
+    )
+    inner.apply_gradients([(on_gpu([1, 1]), other)])
+    optimizer = GradientAccumulationOptimizer(inner, 2, "sum")
+    for gradient in ([1, 2], [3, 5]):
+        optimizer.apply_gradients([(on_gpu(gradient), weight)])
+    np.testing.assert_allclose(weight.numpy(), [-4, -7], rtol=1e-6)
+    np.testing.assert_allclose(other.numpy(), [-2, -2], rtol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("every_schedule")
+def test_each_call_may_come_on_a_stream_of_its_own() -> None:
+    streams = [new_stream() for _ in range(3)]
+    weights = [Variable(np.zeros(50, np.float32), device="gpu:0") for _ in range(3)]
+    gradients = [uploaded(np.full(50, number, np.float32)) for number in range(1, 9)]
+    inner = gpuopt.GradientDescentOptimizer(1.0, clip_norm=1e6)
+    optimizer = GradientAccumulationOptimizer(inner, 2, "sum")
+    wait_for_gpus()
+    for number, gradient in enumerate(gradients):
+        with streams[number % 3]:
+            # Freed as soon as the call has returned: its memory goes to the next one.
+            optimizer.apply_gradients(
+                [(gradient + position, w) for position, w in enumerate(weights)]
+            )
+    for position, weight in enumerate(weights):
+        np.testing.assert_allclose(weight.numpy(), -(36 + 8 * position), rtol=1e-6)
