@@ -220,8 +220,10 @@ class RuleUpdates:
         self._is_on_a_cpu = bool([group for group in groups if group.is_on_a_cpu])
         reals = {batch.real for group in groups for batch in group.batches}
         scalars = {real: self._optimizer._scalars_for(real) for real in reals}
-        if self._optimizer.clips is not None:
-            self._clips = self._optimizer._clips_of_step()
+        # What such a rule sums is computed as sums get the last gradients.
+        measures = self._late_sums is not None and [p for p in self._parts if p.rule.degrees]
+        if measures or self._optimizer.clips is not None:
+            self._clips = self._optimizer._clips_of_step(1.0 if measures else None)
         averages = rounding = None
         if self._optimizer.averages is not None:
             counter = self._optimizer.this_thread.global_step
@@ -282,7 +284,8 @@ class RuleUpdates:
         units = self._units or units_of(self._parts, self._finish_sums)
         if self._clips is not None and not self._units:
             self._measure(units)
-        self._finish_sums()
+        if self._late_sums is not None:  # norms were not asked for
+            self._finish_sums()
         for unit in units:
             self._writing = unit
             part, batch = unit[0]
