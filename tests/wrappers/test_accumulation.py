@@ -722,6 +722,24 @@ def test_a_step_inside_an_update_takes_no_gradient_wider_than_its_variable(choos
     assert all('"other" has dtype float32; the variable has dtype' in each for each in errors)
 
 
+def test_a_step_of_the_same_optimizer_inside_an_update_takes_none_either() -> None:
+    w, other = (Variable(np.zeros(1, np.float16), name=name) for name in ("w", "other"))
+    errors: list[str] = []
+
+    def learning_rate() -> float:
+        if not errors:
+            errors.append("")
+            with pytest.raises(TypeError) as raised:
+                opt.apply_gradients([(one(1), other)])
+            errors.append(str(raised.value))
+        return 1.0
+
+    opt = gpuopt.GradientDescentOptimizer(learning_rate)
+    GradientAccumulationOptimizer(opt, 1).apply_gradients([(np.ones(1, np.float16), w)])
+    assert '"other" has dtype float32; the variable has dtype' in errors[1]
+    assert [float(each.numpy()[0]) for each in (w, other)] == [-1, 0]
+
+
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_an_update_that_is_prepared_again_takes_sums_of_float32(
     is_sparse: bool, monkeypatch: pytest.MonkeyPatch
