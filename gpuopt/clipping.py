@@ -18,7 +18,7 @@ from gpuopt.quietly import quietly
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import reading, storage_of
 from gpuopt.variables.scalars import as_scalar
-from gpuopt.variables.variable import FLOAT_DTYPES
+from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
 Array = Any
 
@@ -186,6 +186,11 @@ def _values(name: str, t: Any, *, floating: bool = False) -> Iterator[list[Array
 
 
 def _array(name: str, t: Any, floating: bool) -> Array:
+    if isinstance(t, tuple) and any(isinstance(each, Variable) for each in t):
+        raise TypeError(
+            f"{name} is a pair of a gradient and a variable: give the gradients alone, as in "
+            "[gradient for gradient, _ in pairs]"
+        )
     given = t.values if isinstance(t, IndexedSlices) else storage_of(t)
     refuse_masked(given, name)
     array = backend_for(device_of(given)).as_array(given)

@@ -477,6 +477,10 @@ class Optimizer(CopiedByConstructor, Hooks):
     def forget_plans(self, changed: Set[Identity]) -> None:
         """Drops what was prepared for updates of variables that have got other arrays."""
 
+    def _saved_beside(self) -> Mapping[str, Variable]:
+        """Returns variables that a `Saver` of this optimizer saves with its state, by name."""
+        return {}
+
     def _describe_state(self) -> Description:
         beside = self.state.beside
         return Description(

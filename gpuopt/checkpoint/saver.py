@@ -86,7 +86,8 @@ class Saver:
             keep_checkpoint_every_n_hours: Of those to be removed, one in so many hours stays.
             optimizers: Whose state belongs to the checkpoints. By default every living optimizer,
                 or none if `var_list` is given. One around another, as SyncReplicasOptimizer,
-                stands for the one inside.
+                stands for the one inside; the scale and the counts of a LossScaleOptimizer belong
+                to it, too.
 
         Raises:
             TypeError: `var_list` or `optimizers` holds something else.
@@ -283,7 +284,14 @@ class Saver:
     def _named(self) -> dict[str, Variable]:
         """The variables by their names in the checkpoint, without those that optimizers own."""
         if self._variables is not None:
-            return self._variables
+            listed = {variable.identity for variable in self._variables.values()}
+            beside = {
+                name: variable
+                for optimizer in self._chosen_optimizers or ()
+                for name, variable in optimizer._saved_beside().items()
+                if variable.identity not in listed
+            }
+            return {**beside, **self._variables}
         owned = {
             variable.identity
             for optimizer in self._optimizers()

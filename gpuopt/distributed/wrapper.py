@@ -125,7 +125,7 @@ class OptimizerWrapper(Optimizer):
 
     @property
     def skipped_in_a_row(self) -> int:
-        """Likewise, how many of them since the last step that was made."""
+        """Likewise, how many of them since the last step whose gradients were finite."""
         inner: Any = self._inner
         return inner.skipped_in_a_row  # type: ignore[no-any-return]
 
@@ -170,6 +170,9 @@ class OptimizerWrapper(Optimizer):
         """Asks the optimizer inside; see `Optimizer.load_state_dict`."""
         self._inner.load_state_dict(state, variables)
 
+    def _saved_beside(self) -> Mapping[str, Variable]:
+        return self._inner._saved_beside()
+
     def _names_to_set(self) -> Collection[str]:
         return () if "_optimizer" not in vars(self) else self._inner._names_to_set()
 
@@ -177,6 +180,14 @@ class OptimizerWrapper(Optimizer):
         if "_optimizer" not in vars(self):
             return ()
         return set(self._inner._names_to_give()) - vars(self).keys()
+
+    def _hint_for_setting(self, name: str) -> str | None:
+        hint = super()._hint_for_setting(name)
+        for each in inner_optimizers(self) if "_optimizer" in vars(self) else ():
+            found = getattr(type(each), name, None)
+            if hint is None and isinstance(found, property) and found.fset is not None:
+                return f"set it on the {type(each).__name__} inside"
+        return hint
 
     def _note_nonfinite(self, description: str) -> None:
         self._inner._note_nonfinite(description)

@@ -42,7 +42,7 @@ class ScaleState(NamedTuple):
         good_steps: Steps with finite gradients since the scale has changed, or since a bad one.
         bad_steps: Steps without since the scale has changed.
         num_skipped: How many steps were left out.
-        skipped_in_a_row: How many of them since the last one that was made.
+        skipped_in_a_row: How many of them since the last one whose gradients were finite.
     """
 
     loss_scale: Any

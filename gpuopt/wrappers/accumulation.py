@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, get_args
@@ -137,6 +137,9 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         }
         return {**super()._settings(), **own}
 
+    def _names_to_give(self) -> Collection[str]:
+        return {*super()._names_to_give(), "reduction", "most_rows"}
+
     @property
     def accumulation_steps(self) -> Steps:
         """How many calls make an update; to be set at any time."""
@@ -249,6 +252,8 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         if strategy is not None:
             self._call_in_replica(strategy, None, global_step, name)
             return
+        if global_step is not None:
+            checked_global_step(global_step)
         with writing(), self._adding:
             count = self._sums.num_steps
             if count:
@@ -257,6 +262,25 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
                 except BaseException as error:
                     self._drop(error, count)
                     raise
+
+    def check(self) -> None:
+        """Does what `Optimizer.check` does, and looks at rows that are accumulated on GPUs.
+
+        If one is out of range, what is accumulated is dropped. In a replica of a strategy, an
+        update looks at them.
+
+        Raises:
+            IndexError, FloatingPointError: see `Optimizer.check`.
+        """
+        super().check()
+        if self._adding.is_this_threads or replica_context().strategy is not None:
+            return
+        with writing(), self._adding:
+            try:
+                self._sums.check_rows()
+            except IndexError as error:
+                self._drop(error, self._sums.num_steps)
+                raise
 
     def reset(self) -> None:
         """Drops what is accumulated.
@@ -405,4 +429,5 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
 
     def _drop(self, error: BaseException, count: int) -> None:
         self._sums.reset()
-        error.add_note(f'What "{self.get_name()}" had accumulated in {count} calls was dropped.')
+        calls = "1 call" if count == 1 else f"{count} calls"
+        error.add_note(f'What "{self.get_name()}" had accumulated in {calls} was dropped.')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.loss_factors import LossFactors
-from gpuopt.wrappers.sums_in_state import KeptSum, SumsInState
+from gpuopt.wrappers.sums_in_state import KeptSum, SumsInState, refuse_rows_outside
 
 Array = Any
 
@@ -108,6 +109,12 @@ class GradientSums(SumsInState):
         self._launch(dense, divisor, loss_scale)
         self._counter().add(1)
         return late
+
+    def check_rows(self) -> None:
+        """Raises IndexError if a row of sparse gradients is not there; waits for GPUs."""
+        for found in list(self._sums.values()):
+            if found.slices and found.variable is not None:
+                refuse_rows_outside(found.joined(found.variable)[1], found.variable)
 
     def take(
         self, divisor: int, divided: Sequence[Variable] = ()
@@ -242,6 +249,8 @@ class GradientSums(SumsInState):
         self, slices: IndexedSlices, variable: Variable, found: KeptSum, loss_scale: Any
     ) -> None:
         backend = backend_for(variable.device)
+        if os.environ.get("GPUOPT_CHECK") == "1":
+            self._check_rows([(slices.values, slices.indices)], variable)
         with backend.enter_update(found):
             values = slices.values.astype(wide_dtype(variable))
             if loss_scale is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 from operator import attrgetter
 from typing import Any
@@ -164,7 +164,7 @@ class LossScaleOptimizer(StepWrapper):
 
     @property
     def skipped_in_a_row(self) -> int:
-        """How many of them since the last step that was made."""
+        """How many of them since the last step whose gradients were finite."""
         return int(self._counts["skipped_in_a_row"])
 
     @property
@@ -308,6 +308,9 @@ class LossScaleOptimizer(StepWrapper):
         (_, manager), own = self._made_with()
         return {**super()._settings(), "loss_scale_manager": manager, **own}
 
+    def _names_to_give(self) -> Collection[str]:
+        return {*super()._names_to_give(), "accept_after", "host_may_wait"}
+
     def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
         return (self._inner, self.manager), own
@@ -323,6 +326,10 @@ class LossScaleOptimizer(StepWrapper):
 
     def _note_nonfinite(self, description: str) -> None:
         self._on_gpu.last_nonfinite = description
+
+    def _saved_beside(self) -> Mapping[str, Variable]:
+        own = {variable.name: variable for variable in self._own_variables().values()}
+        return {**super()._saved_beside(), **own}
 
     def _own_variables(self) -> dict[str, Variable]:
         """Returns the variables of the manager and of this optimizer, by name."""
@@ -503,7 +510,7 @@ def _checked_count(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError(f"accept_after must be a whole number or None, got {value!r}")
     if count < 0:
-        raise ValueError(f"accept_after must not be negative, got {value!r}")
+        raise ValueError(f"accept_after must be from 1, or None for never, got {value!r}")
     if count == 0:
         raise ValueError("accept_after must be from 1, or None for never: 0 would make every step")
     if count >= 2**63:

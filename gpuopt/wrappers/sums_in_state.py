@@ -77,6 +77,19 @@ class KeptSum:
             return backend.xp.concatenate(values), backend.xp.concatenate(rows)
 
 
+def refuse_rows_outside(rows: Array, variable: Variable) -> None:
+    """Raises IndexError if a row of a kept gradient is none of its variable's; waits for a GPU."""
+    host = backend_for(variable.device).to_host(rows)
+    outside = host[(host < 0) | (host >= variable.shape[0])]
+    if outside.size:
+        raise IndexError(
+            f'a gradient for "{variable.name}" that is accumulated has the row {outside[0]}, which '
+            f"is not in [0, {variable.shape[0]}), the variable's rows. {variable.device} has not "
+            "looked at it before: reset() of the GradientAccumulationOptimizer drops what is "
+            "accumulated"
+        )
+
+
 class SumsInState:
     """The sums of one optimizer, from step to step and in what is saved.
 
@@ -158,6 +171,7 @@ class SumsInState:
             for identity, found in list(self._sums.items()):
                 if found.slices and found.variable is not None and self.num_steps:
                     arrays = dict(zip((VALUES, ROWS), found.joined(found.variable), strict=True))
+                    refuse_rows_outside(arrays[ROWS], found.variable)
                     if found.num_unique:
                         arrays[UNIQUE] = np.array(found.num_unique)
                     for slot_name, array in arrays.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import driver
@@ -323,3 +324,30 @@ def test_scales_that_change_are_read_on_every_stream(every_schedule: str) -> Non
         states.append([w.numpy(), table.numpy(), scaling.loss_scale])
     for got, expected in zip(*states, strict=True):
         np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+def test_rows_out_of_range_are_found_before_an_update_by_who_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Variable(np.ones((5, 4), np.float32), device="gpu:0", name="table")
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 3)
+    values = to_device(np.ones((2, 4), np.float32), GPU)
+    good, bad = (IndexedSlices(values, to_device(np.array([1, row]), GPU)) for row in (2, 9))
+    optimizer.apply_gradients([(good, table)])
+    optimizer.check()
+    optimizer.apply_gradients([(bad, table)])
+    for save in (gpuopt.Saver([table], optimizers=[optimizer]).save, optimizer.state_dict):
+        with pytest.raises(IndexError, match=r'"table" that is accumulated has the row 9, which'):
+            save(*([tmp_path / "model"] if save != optimizer.state_dict else []))
+    assert optimizer.accumulated_steps == 2
+    with pytest.raises(IndexError, match=r"row 9, which is not in \[0, 5\)") as raised:
+        optimizer.check()
+    assert "accumulated in 2 calls was dropped" in "".join(raised.value.__notes__)
+    assert optimizer.accumulated_steps == 0
+    monkeypatch.setenv("GPUOPT_CHECK", "1")
+    optimizer.apply_gradients([(good, table)])
+    with pytest.raises(IndexError, match='gradient for "table": row 9'):
+        optimizer.apply_gradients([(bad, table)])
+    assert optimizer.accumulated_steps == 0

@@ -918,3 +918,24 @@ def test_a_bad_loss_scale_is_refused_and_nothing_is_added(bad: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="loss_scale"):
         optimizer.apply_gradients(pairs, loss_scale=bad)
     assert optimizer.accumulated_steps == 0
+
+
+def test_a_wrong_global_step_drops_nothing() -> None:
+    w = Variable(np.zeros(1, np.float32))
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
+    optimizer.apply_gradients([(one(1), w)])
+    with pytest.raises(TypeError, match="global_step: expected a Variable"):
+        optimizer.apply_accumulated("x")
+    assert optimizer.accumulated_steps == 1
+
+
+def test_arguments_that_cannot_be_set_are_refused_and_a_wrapper_names_the_one_inside() -> None:
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
+    for name in ("reduction", "most_rows", "on_nonfinite"):
+        with pytest.raises(AttributeError, match=f"give {name} where the optimizer is made"):
+            setattr(optimizer, name, 1)
+    around = gpuopt.MovingAverageOptimizer(optimizer)
+    with pytest.raises(AttributeError, match="set it on the GradientAccumulationOptimizer inside"):
+        around.accumulation_steps = 1
+    optimizer.accumulation_steps = 3
+    assert optimizer.accumulation_steps == 3

@@ -60,6 +60,15 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
         self.changed: Mapping[str, Hyperparameter] = {}
         self._keep({name: check(name, value) for name, value in own.items()})
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self).get("_settable", ()):
+            raise AttributeError(
+                f'hyperparameters are set by name: hyperparameters["{name}"] = ...',
+                name=name,
+                obj=self,
+            )
+        object.__setattr__(self, name, value)
+
     def __getitem__(self, name: str) -> Hyperparameter:
         return self.own[name] if self._base is None or name in self.own else self._base[name]
 
