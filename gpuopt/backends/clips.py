@@ -49,19 +49,22 @@ class RuleInputs(NamedTuple):
     bounds: Sequence[float]
 
 
-class Additions(NamedTuple):
-    """Gradients that are added to sums as these are measured.
+class AddedGradients(NamedTuple):
+    """Gradients that are added to sums on a GPU as these are measured.
 
     Attributes:
-        gradients: An array of one dtype for each sum, which shares no memory with the others.
-        begin: Whether each sum begins: what was there before counts for nothing.
+        plan: Of the sums, and perhaps of others, from `Backend.plan_dense`.
+        gradients: An array for each sum, all of one dtype and of the sums' shapes. They share no
+            memory with the sums.
+        begins: Whether the sums begin: what was there before counts for nothing.
         factors: From `Clips.factors`, of one norm: what gradients are multiplied by before; None
             for 1.
         divisor: What the sums are divided by then.
     """
 
+    plan: Any
     gradients: Sequence[Array]
-    begin: Sequence[bool]
+    begins: bool
     factors: Array | None
     divisor: float
 
@@ -74,15 +77,15 @@ class DenseGradients(NamedTuple):
         norms: The number of the norm that each belongs to; below 0 if it belongs to none.
         numbers: Where each stands in the step, for `LossScalings`.
         inputs: From `Clips.inputs`, of their variables; each gradient then belongs to a norm.
-        added: What these gradients, contiguous sums in the type that rules compute in, are still
-            without, where `Clips.adds`; each then belongs to a norm.
+        added: What `arrays`, contiguous sums in the type that rules compute in, are still without:
+            the call writes them, and each belongs to a norm.
     """
 
     arrays: Sequence[Array]
     norms: Sequence[int]
     numbers: Sequence[int] = ()
     inputs: RuleInputs | None = None
-    added: Additions | None = None
+    added: AddedGradients | None = None
 
     def positions(self) -> dict[int, list[int]]:
         """Lists the positions of the gradients of each norm, but for empty ones."""
@@ -136,14 +139,8 @@ class Clips(Protocol):
     An array's squares are added up in its compute type, in chunks of one size, and chunks in
     float64, always in the same order. A chunk whose sum float32 cannot hold has one nevertheless:
     gradients of a scaled loss may be that large. A sparse gradient's equal rows are added up first.
-    The caller is inside the backend's `enter`, or inside `enter_update` of sums. On a GPU the host
-    waits for nothing.
-
-    Attributes:
-        adds: Whether `DenseGradients.added` can be given.
+    The caller is inside the backend's `enter`. On a GPU the host waits for nothing.
     """
-
-    adds: bool
 
     def inputs(self, rule: UpdateRule, plan: Any, bounds: Sequence[float]) -> RuleInputs | None:
         """Returns what is to be computed as the gradients of a plan's variables are measured.

@@ -58,6 +58,9 @@ class ChosenUpdates:
     def pairs(self) -> Sequence[Pair]:
         return self._every.pairs()
 
+    def variables(self) -> Sequence[Variable]:
+        return self._every.variables()
+
     def sparse_pairs(self) -> Sequence[Pair]:
         return self._every.sparse_pairs()
 

@@ -244,17 +244,14 @@ class StepClips:
         knows_scale = is_alone or bool(self._unscale)
         every_dense = {
             device: [
-                self._dense(part, batch, knows_scale)
+                self._dense(part, batch, knows_scale, late_sums)
                 for part, batch in parts
                 if batch.device == device and not part.is_sparse
             ]
             for device in backends
         }
-        updated: dict[Device, Sequence[Identity]] = {}
         if late_sums is not None:
-            for device, dense in every_dense.items():
-                every_dense[device], updated[device] = _adding(dense, late_sums, device)
-            late_sums.finish()
+            late_sums.finish()  # what is not added by a launch that measures
         sums = []
         for device, backend in backends.items():
             dense = every_dense[device]
@@ -266,8 +263,7 @@ class StepClips:
                 and self._norm_of(each[1].parameter_groups[0]) != _NONE
             ]
             flag = refused.get(device)
-            late = updated.get(device)
-            with backend.enter_update(*late) if late else backend.enter():
+            with backend.enter():
                 if self.decision is not None and is_alone:
                     given = dense, sparse, limits, self._decision_on(device, self.decision), flag
                     self.decided[device] = _scalings(device).decide(*given)
@@ -363,13 +359,16 @@ class StepClips:
         """Returns the number of the norm of a parameter group's gradients."""
         return self._norms.get(group, self._norms[0])
 
-    def _dense(self, part: ClippedPart, batch: Batch, knows_scale: bool) -> DenseGradients:
+    def _dense(
+        self, part: ClippedPart, batch: Batch, knows_scale: bool, late_sums: LateSums | None
+    ) -> DenseGradients:
         """Returns a batch's gradients.
 
         Args:
             part: What they are of.
             batch: Likewise.
             knows_scale: Whether the host or the device has what they are divided by.
+            late_sums: See `measure`.
         """
         arrays = part.arrays(batch)
         of_groups = [self._norm_of(group) for group in batch.parameter_groups]
@@ -383,7 +382,10 @@ class StepClips:
         inputs = None
         if part.rule.degrees and _NONE not in of_groups:
             inputs = self._rule_inputs(part.rule, batch, len(arrays), knows_scale)
-        return DenseGradients(arrays, norms, numbers, inputs)
+        added = None
+        if late_sums is not None and _NONE not in of_groups:
+            added = late_sums.take(batch.device, arrays)
+        return DenseGradients(arrays, norms, numbers, inputs, added)
 
     def _rule_inputs(
         self, rule: UpdateRule, batch: Batch, num_arrays: int, knows_scale: bool
@@ -414,23 +416,6 @@ class StepClips:
         if self._num_alike == 1:
             return numbers
         return [number - number % self._num_alike for number in numbers]
-
-
-def _adding(
-    dense: Sequence[DenseGradients], late_sums: LateSums, device: Device
-) -> tuple[list[DenseGradients], list[Identity]]:
-    """Returns gradients with what is to be added to them, and the sums that are written so."""
-    given: list[DenseGradients] = []
-    identities: list[Identity] = []
-    for each in dense:
-        taken = None
-        if _NONE not in each.norms:
-            taken = late_sums.take(device, backend_for(device), each.arrays)
-        if taken is not None:
-            each = each._replace(added=taken[0])
-            identities += taken[1]
-        given.append(each)
-    return given, identities
 
 
 def _context_of(parts: Sequence[ClippedPart]) -> ReplicaContext:

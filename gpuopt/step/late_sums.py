@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpuopt.backends import Backend
-from gpuopt.backends.clips import Additions
+from gpuopt.backends.clips import AddedGradients
 from gpuopt.device import Device
-from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
 Array = Any
@@ -22,18 +20,20 @@ class LateSum(NamedTuple):
         variable: The variable.
         total: Holds the sum, which the step is given.
         begins: Whether it begins with the gradient.
+        plan: Of the sum and others, from `Backend.plan_dense`.
     """
 
     gradient: Array
     variable: Variable
     total: Variable
     begins: bool
+    plan: Any
 
 
 class LateSums:
     """What a step on GPUs may add as it measures its gradients, so that no launch is for it alone.
 
-    Whoever reads the sums otherwise calls `finish` before.
+    Whoever reads the arrays otherwise calls `finish` before; the slots are not watched.
     """
 
     def __init__(
@@ -48,35 +48,35 @@ class LateSums:
         Args:
             sums: Of variables on GPUs; the gradients share no memory with them.
             divisor: What the sums are divided by then.
-            factors_on: Returns `Additions.factors` on a device.
+            factors_on: Returns `AddedGradients.factors` on a device.
             add: Adds and divides.
         """
+        # By the id of the array that the step is given, which `total` keeps alive.
         self._left = {id(each.total.unread_storage): each for each in sums}
-        self._divisor = divisor
+        self._divisor = float(divisor)
         self._factors_on = factors_on
         self._add = add
 
-    def take(
-        self, device: Device, backend: Backend, sums: Sequence[Array]
-    ) -> tuple[Additions, list[Identity]] | None:
-        """Returns what the caller is to add to sums, and who they are, if it can.
+    def take(self, device: Device, sums: Sequence[Array]) -> AddedGradients | None:
+        """Returns what one launch is to add to all of these sums; None if none can.
+
+        What it returns counts as added: the caller adds it before anybody reads the sums, or raises
+        an error.
 
         Args:
-            device: Theirs.
-            backend: Likewise.
-            sums: Gradients of a step, of one dtype.
+            device: Of the sums.
+            sums: Gradients of the step, of one dtype.
         """
-        if not self._left or not backend.clips.adds:
+        late = [self._left[id(each)] for each in sums if id(each) in self._left]
+        if not late or len(late) < len(sums):
             return None
-        late = [self._left.get(id(each)) for each in sums]
-        mine = [each for each in late if each is not None]
-        if len(mine) < len(late) or len({each.gradient.dtype for each in mine}) != 1:
+        if len({(id(each.plan), each.gradient.dtype, each.begins) for each in late}) > 1:
             return None
         for each in sums:
             del self._left[id(each)]
-        gradients, begin = [each.gradient for each in mine], [each.begins for each in mine]
-        added = Additions(gradients, begin, self._factors_on(device), self._divisor)
-        return added, [each.total.identity for each in mine]
+        gradients, first = [each.gradient for each in late], late[0]
+        factors = self._factors_on(device)
+        return AddedGradients(first.plan, gradients, first.begins, factors, self._divisor)
 
     def finish(self) -> None:
         """Adds what nobody has taken."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,13 +106,8 @@ class Part:
 Unit = list[tuple[Part, Batch]]
 
 
-def units_of(parts: Sequence[Part], before_copying: Callable[[], None]) -> list[Unit]:
-    """Returns what backends write at once; none overwrites gradients that are read later.
-
-    Args:
-        parts: All of a step.
-        before_copying: Called before such a gradient is copied.
-    """
+def units_of(parts: Sequence[Part]) -> list[Unit]:
+    """Returns what backends write at once; none overwrites gradients that are read later."""
     units: list[Unit] = []
     sparse: dict[tuple[UpdateRule, Device, np.dtype[Any]], Unit] = {}
     for part in parts:
@@ -125,11 +120,11 @@ def units_of(parts: Sequence[Part], before_copying: Callable[[], None]) -> list[
                 if part.is_sparse:
                     sparse[key] = units[-1]
     if len(units) > 1 or len(units[0]) > 1:
-        _copy_what_is_overwritten(units, before_copying)
+        _copy_what_is_overwritten(units)
     return units
 
 
-def _copy_what_is_overwritten(units: Sequence[Unit], before_copying: Callable[[], None]) -> None:
+def _copy_what_is_overwritten(units: Sequence[Unit]) -> None:
     """Copies gradients in memory that is written before they are read, or at the same time."""
     by_device: dict[Device, list[Unit]] = {}
     for unit in units:
@@ -145,7 +140,6 @@ def _copy_what_is_overwritten(units: Sequence[Unit], before_copying: Callable[[]
         # Most calls have none: one look at all of them is quicker than one at each.
         if not backend.overlapping(plans, arrays):
             continue
-        before_copying()
         written: list[Any] = []
         for unit in of_device:
             at_once = [batch.plan for _, batch in unit]

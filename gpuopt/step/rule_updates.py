@@ -125,6 +125,9 @@ class RuleUpdates:
         ]
         return [pair for _, pair in sorted(every, key=itemgetter(0))]
 
+    def variables(self) -> Sequence[Variable]:
+        return [variable for part in self._parts for variable in part.variables()]
+
     def sparse_pairs(self) -> Sequence[Pair]:
         return [pair for part in self._parts if part.is_sparse for pair in part.pairs()]
 
@@ -145,8 +148,7 @@ class RuleUpdates:
             first.note_apart(members)
 
     def _look_for_shared_memory(self, counter: Variable | None) -> None:
-        variables = [variable for part in self._parts for variable in part.variables()]
-        state = self._optimizer.state
+        variables, state = self.variables(), self._optimizer.state
         slots = [slot for variable in variables for slot in state.slots_of(variable)]
         if self._optimizer.averages is not None:
             slots += self._optimizer.averages.of(variables)
@@ -221,9 +223,11 @@ class RuleUpdates:
         reals = {batch.real for group in groups for batch in group.batches}
         scalars = {real: self._optimizer._scalars_for(real) for real in reals}
         # What such a rule sums is computed as sums get the last gradients.
-        measures = self._late_sums is not None and [p for p in self._parts if p.rule.degrees]
-        if measures or self._optimizer.clips is not None:
-            self._clips = self._optimizer._clips_of_step(1.0 if measures else None)
+        sums_inputs = self._late_sums is not None and bool(
+            [part for part in self._parts if part.rule.degrees]
+        )
+        if sums_inputs or self._optimizer.clips is not None:
+            self._clips = self._optimizer._clips_of_step(1.0 if sums_inputs else None)
         averages = rounding = None
         if self._optimizer.averages is not None:
             counter = self._optimizer.this_thread.global_step
@@ -281,11 +285,11 @@ class RuleUpdates:
     def write(self) -> None:
         """Applies the rule, without constraints; to be called by `quietly` if on a CPU."""
         optimizer = self._optimizer
-        units = self._units or units_of(self._parts, self._finish_sums)
+        units = self._units or units_of(self._parts)
         if self._clips is not None and not self._units:
             self._measure(units)
-        if self._late_sums is not None:  # norms were not asked for
-            self._finish_sums()
+        if self._late_sums is not None:
+            self._late_sums.finish()  # where no norms are asked for
         for unit in units:
             self._writing = unit
             part, batch = unit[0]
@@ -422,7 +426,7 @@ class RuleUpdates:
 
     def find_nonfinite(self) -> str | None:
         assert self._clips is not None, "unscale or measure_all comes first"
-        self._units = units_of(self._parts, self._finish_sums)
+        self._units = units_of(self._parts)
         quietly(self._measure, self._units)
         found = self._clips.look()
         if found is Measurement.FINITE:

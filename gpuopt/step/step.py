@@ -145,7 +145,7 @@ class Step:
                 writing(),
             ):
                 if changes.number != self._row_change:
-                    refuse_changed((v for _, v in updates.pairs()), self._row_change)
+                    refuse_changed(updates.variables(), self._row_change)
                 write = self._write if updates.gpu_decides is None else self._write_alone
                 if not self._optimizer.row_checks.flags and not updates.has_rows_on_a_gpu:
                     write(updates)
@@ -301,7 +301,7 @@ class Step:
         if tables_behind.members_of_tables or masters.owners:
             self._bring_up(updates)
         if recording.this_thread.recorders:  # a step inside a loss
-            recording.before_write(variable for _, variable in updates.pairs())
+            recording.before_write(updates.variables())
         apply = partial(_apply_reading, updates) if updates.read else updates.apply
         try:
             if not self._optimizer._use_locking:

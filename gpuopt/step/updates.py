@@ -54,6 +54,9 @@ class Updates(Protocol):
     def pairs(self) -> Sequence[Pair]:
         """Returns the (gradient, variable) pairs, without those of None."""
 
+    def variables(self) -> Sequence[Variable]:
+        """Returns the variables of these pairs, in any order; gradients are not looked at."""
+
     def sparse_pairs(self) -> Sequence[Pair]:
         """Returns the pairs whose gradient is IndexedSlices."""
 
@@ -151,19 +154,22 @@ class HookUpdates:
     def pairs(self) -> Sequence[Pair]:
         return self._pairs
 
+    def variables(self) -> Sequence[Variable]:
+        return [variable for _, variable in self._pairs]
+
     def sparse_pairs(self) -> Sequence[Pair]:
         return [pair for pair in self._pairs if isinstance(pair[0], IndexedSlices)]
 
     def identities(self) -> Iterable[Identity]:
-        return [variable.identity for _, variable in self._pairs]
+        return [variable.identity for variable in self.variables()]
 
     def refuse_shared_memory(self, counter: Variable | None) -> None:
-        variables = [variable for _, variable in self._pairs]
+        variables = self.variables()
         slots = [slot for each in variables for slot in self._optimizer.state.slots_of(each)]
         refuse_shared_memory(variables, [*slots, *([] if counter is None else [counter])])
 
     def create_slots(self) -> None:
-        variables = [variable for _, variable in self._pairs]
+        variables = self.variables()
         self.created += self._optimizer.state.collect_created(
             lambda: self._optimizer._create_slots(variables)
         )
@@ -213,7 +219,7 @@ class HookUpdates:
         return first_nonfinite(self._pairs)
 
     def written(self) -> tuple[list[str], list[str]]:
-        names = [variable.name for _, variable in self._pairs]
+        names = [variable.name for variable in self.variables()]
         return names[: self._num_done], names[self._num_done : self._num_begun]
 
 

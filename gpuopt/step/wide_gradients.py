@@ -20,7 +20,8 @@ class _ThisThread(threading.local):
     Attributes:
         takes_wide: The optimizer whose next step takes gradients of the type that rules compute in;
             None if none does. That step puts None there when it begins: not so steps inside it.
-        late_sums: What that step may still add to gradients that it takes.
+        late_sums: What gradients of that step may lack. It stays there, as a step may be prepared
+            again; another step that finds it completes the sums.
     """
 
     takes_wide: Any = None

@@ -14,6 +14,7 @@ from gpuopt.distributed.strategy import MirroredStrategy
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers, inner_optimizers
 from gpuopt.locks import Lock
 from gpuopt.optimizer import OnNonfinite, Optimizer
+from gpuopt.optimizers.base.weight_decay import WeightDecay
 from gpuopt.step import wide_gradients
 from gpuopt.step.late_sums import LateSums
 from gpuopt.step.nonfinite import first_nonfinite
@@ -34,7 +35,10 @@ from gpuopt.wrappers.replica_sums import ReplicaCall, Sums, strategy_of_replica
 _logger = logging.getLogger("gpuopt")
 
 # They hand gradients to the step, by which alone they look at them.
-_HAND_ON = (StepWrapper.apply_gradients, LossScaleOptimizer.apply_gradients)
+_HAND_ON = frozenset(
+    vars(each)["apply_gradients"]
+    for each in (Optimizer, WeightDecay, StepWrapper, LossScaleOptimizer)
+)
 # How many steps' gradients are summed for an update, or a function that returns it.
 Steps = int | Callable[[], Any]
 Reduction = Literal["mean", "sum"]
@@ -394,9 +398,10 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     def _shows_gradients(self) -> bool:
         """Whether an `apply_gradients` inside, a user's own, gets the sums to look at."""
         for each in inner_optimizers(self._inner):
-            method = each.apply_gradients
-            is_marked = hasattr(method, "leaves_gradients_alone")
-            if not is_marked and getattr(method, "__func__", None) not in _HAND_ON:
+            # Each may call the next one.
+            named = [vars(each), *map(vars, type(each).__mro__)]
+            methods = {names["apply_gradients"] for names in named if "apply_gradients" in names}
+            if not methods <= _HAND_ON:
                 return True
         return False
 

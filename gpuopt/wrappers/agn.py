@@ -109,7 +109,7 @@ class AGNOptimizer(PeriodicWrapper):
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         super()._prepare_updates(optimizer, updates)
         # As in TensorFlow, from the beginning: checkpoints hold the same slots in every step.
-        centers = [self._getter.center(variable) for _, variable in updates.pairs()]
+        centers = [self._getter.center(variable) for variable in updates.variables()]
         state = optimizer.state
         created = state.collect_created(lambda: optimizer._create_slots(centers))
         return updates, lambda devices: state.forget(created, devices)

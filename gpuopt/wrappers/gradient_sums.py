@@ -182,6 +182,7 @@ class GradientSums(SumsInState):
     def _launch_kinds(
         self, pairs: Sequence[Pair], begins: Sequence[bool], divisor: int, loss_scale: Any
     ) -> None:
+        """Adds dense gradients to sums, of which some begin."""
         # A launch for each: sparse gradients that have become dense may be of another type.
         by_kind: dict[tuple[bool, bool], list[Pair]] = {}
         for (gradient, variable), each_begins in zip(pairs, begins, strict=True):
@@ -192,22 +193,23 @@ class GradientSums(SumsInState):
             quietly(partial(self._launch_one, rule, some, divisor, loss_scale))
 
     def _late(self, pairs: Sequence[Pair], divisor: int, loss_scale: Any) -> LateSums | None:
-        """Returns gradients on GPUs that are still to be added; None if they have to be at once."""
+        """Returns what a step may add on GPUs; None if it has to be added at once."""
         if not pairs:
             return None
         gradients, variables = zip(*pairs, strict=True)
+        sums: list[LateSum] = []
         for batch in self._group(variables).batches:
             if batch.backend.overlapping([batch.plan], batch.select(gradients)):
                 return None
-        sums: list[LateSum] = []
-        for gradient, variable in pairs:
-            found = self._sums[variable.identity]
-            total = self._total(variable)
-            sums.append(LateSum(gradient, variable, total, begins=not found.is_dense))
-            found.is_dense = True
+            for gradient, variable in batch.select(pairs):
+                begins = not self._sums[variable.identity].is_dense
+                total = self._total(variable)
+                sums.append(LateSum(gradient, variable, total, begins, batch.plan))
+        for _, variable in pairs:
+            self._sums[variable.identity].is_dense = True
 
         def add(left: Sequence[LateSum]) -> None:
-            some = [(gradient, variable) for gradient, variable, _, _ in left]
+            some = [(each.gradient, each.variable) for each in left]
             self._launch_kinds(some, [each.begins for each in left], divisor, loss_scale)
 
         factors_on = partial(self._factors_on, loss_scale)

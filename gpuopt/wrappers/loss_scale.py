@@ -398,7 +398,7 @@ class LossScaleOptimizer(StepWrapper):
 
     def _refuse_waits(self, optimizer: Any, updates: Updates) -> None:
         """Raises ValueError if the host has to know whether earlier steps on GPUs were made."""
-        gpus = {v.device for _, v in updates.pairs() if v.device.kind == "gpu"}
+        gpus = {v.device for v in updates.variables() if v.device.kind == "gpu"}
         if not gpus:
             return
         counter, found, following = optimizer.this_thread.global_step, None, None

@@ -115,7 +115,7 @@ class MovingAverageOptimizer(StepWrapper):
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         averages = self.averages
-        made = averages.track([variable for _, variable in updates.pairs()])
+        made = averages.track(updates.variables())
 
         def forget(devices: Collection[Device] | None) -> None:
             averages.forget(each for each in made if devices is None or each.device in devices)
@@ -131,6 +131,6 @@ class MovingAverageOptimizer(StepWrapper):
             self._move(updates, row_checks)
 
     def _move(self, updates: Updates, row_checks: RowChecks) -> None:
-        variables = [variable for _, variable in updates.pairs()]
+        variables = updates.variables()
         weights = AverageWeights([1 - self.averages.decay_now()], row_checks)
         self.averages.move(variables, variables, weights)

@@ -228,9 +228,9 @@ class PeriodicWrapper(StepWrapper):
     # What the local step calls: see `Addition`.
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
-        for _, variable in updates.pairs():
+        for variable in updates.variables():
             self._getter.find(variable)
         return updates, nothing_to_forget
 
     def _before_update(self, updates: Updates, row_checks: Any) -> None:
-        self._trained.update(self._getter.find(v).number for _, v in updates.pairs())
+        self._trained.update(self._getter.find(v).number for v in updates.variables())

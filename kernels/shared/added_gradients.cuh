@@ -13,7 +13,8 @@ struct AsTheyAre {};
 // gpuopt/backends/cuda/structs.py.
 struct Adding {
   long long factors;  // the address of the ClipResult whose factor they are multiplied by; 0 for 1
-  double divisor;     // of the sums, once they are added
+  long long begins;   // whether the sums begin: what was there before is not read
+  double divisor;     // of the sums, once gradients are added
 };
 
 // Some consecutive elements of a sum, and of the gradient that is added as they are loaded.
@@ -33,7 +34,7 @@ struct MeasuredChunk {
       : sum(array, chunk),
         given(reinterpret_cast<const Given*>(array.source) + begin_of(array, chunk)),
         size(sum.size),
-        begins(array.addend == 0),
+        begins(adding.begins != 0),
         factor(1),
         divisor(Real(adding.divisor)) {
     sum.source = sum.target;
@@ -43,16 +44,17 @@ struct MeasuredChunk {
                                                               : __ldg(&by->factor_of_floats));
   }
 
-  // What is loaded once more.
+  // The sum that `load` has written, for a second pass: each thread reads what it wrote itself.
   __device__ __forceinline__ const ClipChunk<Storage>& again() const { return sum; }
 
-  // Adds to a pack's elements from `at` on, and loads them, those past the end as 0.
+  // Adds to a pack's elements from `at` on, writes them, and returns them, those past the end as 0.
+  // To be called once for each pack.
   __device__ __forceinline__ void load(int at, Elements<Storage, pack_size<Storage>>& sums) const {
     constexpr int count = pack_size<Storage>;
     Elements<Given, count> gradients;
-    load_pack(given, at, size, gradients);
+    load_pack<Caching::evict_first>(given, at, size, gradients);
     sums = {};
-    if (!begins) load_pack(sum.source, at, size, sums);
+    if (!begins) load_pack<Caching::normal>(sum.source, at, size, sums);
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       const Real gradient = times(Real(gradients.of[k]), factor);
@@ -65,15 +67,7 @@ struct MeasuredChunk {
       }
       sums.of[k] = Storage(added);
     }
-    if (is_pack_aligned(sum.target) && at + count <= size) {
-      store<Caching::normal>(sum.target + at, sums);
-      return;
-    }
-#pragma unroll
-    for (int k = 0; k < count; ++k) {
-      const Elements<Storage, 1> one = {{sums.of[k]}};
-      if (at + k < size) store<Caching::normal>(sum.target + at + k, one);
-    }
+    store_pack<Caching::normal>(sum.target, at, size, sums);
   }
 };
 

@@ -15,7 +15,6 @@ struct ClippedArray {
   long long target;  // the address of the scaled one, or of a sum; 0 if there is none
   long long size;
   long long first_chunk;  // the number of its first chunk among those of all arrays
-  long long addend;       // the address of what an array is added to; 0 if it begins a sum
 };
 
 // The number of the array that has a chunk. Precondition: the arrays are in order, and none is
@@ -37,18 +36,33 @@ __device__ __forceinline__ long long begin_of(const ClippedArray& array, long lo
 }
 
 // Loads a pack's elements from `at` on, those past the end as 0.
-template <class Storage, int count>
+template <Caching caching, class Storage, int count>
 __device__ __forceinline__ void load_pack(const Storage* source, int at, int size,
                                           Elements<Storage, count>& pack) {
   if (is_pack_aligned(source) && at + count <= size) {
-    load<Caching::normal>(source + at, pack);
+    load<caching>(source + at, pack);
     return;
   }
 #pragma unroll
   for (int k = 0; k < count; ++k) {
     Elements<Storage, 1> one = {{Storage(0.0f)}};
-    if (at + k < size) load<Caching::normal>(source + at + k, one);
+    if (at + k < size) load<caching>(source + at + k, one);
     pack.of[k] = one.of[0];
+  }
+}
+
+// Stores a pack's elements from `at` on, but for those past the end.
+template <Caching caching, class Storage, int count>
+__device__ __forceinline__ void store_pack(Storage* target, int at, int size,
+                                           const Elements<Storage, count>& pack) {
+  if (is_pack_aligned(target) && at + count <= size) {
+    store<caching>(target + at, pack);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < count; ++k) {
+    const Elements<Storage, 1> one = {{pack.of[k]}};
+    if (at + k < size) store<caching>(target + at + k, one);
   }
 }
 
@@ -70,7 +84,7 @@ struct ClipChunk {
   }
 
   __device__ __forceinline__ void load(int at, Elements<Storage, pack_size<Storage>>& pack) const {
-    load_pack(source, at, size, pack);
+    load_pack<Caching::normal>(source, at, size, pack);
   }
 };
 

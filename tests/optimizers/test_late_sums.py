@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from gpuopt import (
 )
 from gpuopt.backends import to_device
 from gpuopt.device import Device
+from gpuopt.step import wide_gradients
 from gpuopt.step.late_sums import LateSums
 from gpuopt.wrappers.gradient_sums import GradientSums
 
@@ -105,6 +107,9 @@ def results_of(
             optimizer.apply_gradients(pairs, **more)
         if rng.random() < 0.1:
             optimizer.apply_accumulated()
+    for _ in range(2 * steps):
+        ones = [(xp.asarray(np.ones(v.shape, dtype)), v) for v in variables.values()]
+        optimizer.apply_gradients(ones)
     found = {name: each.numpy() for name, each in (*variables.items(), ("table", table))}
     state = optimizer.state_dict(None)
     for slot_name, slots in state["slots"].items():
@@ -118,8 +123,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers: list[int] = []
     take = LateSums.take
 
-    def counted(self: LateSums, device: Device, backend: Any, sums: Sequence[Any]) -> Any:
-        found = take(self, device, backend, sums)
+    def counted(self: LateSums, device: Device, sums: Sequence[Any]) -> Any:
+        found = take(self, device, sums)
         if found is not None:
             numbers.append(len(sums))
         return found
@@ -135,7 +140,8 @@ def test_an_update_has_the_bits_of_adding_before(
 ) -> None:
     make, dtype = INNER[kind]
     late = results_of(make, dtype, xp, seed)
-    assert not taken or (xp is not np and kind not in ADDS_BEFORE)
+    assert bool(taken) == (xp is not np and kind not in ADDS_BEFORE)
+    assert wide_gradients.this_thread.late_sums is None
     monkeypatch.setattr(GradientSums, "_late", lambda *arguments: None)
     at_once = results_of(make, dtype, xp, seed)
     assert late.keys() == at_once.keys()
@@ -213,10 +219,14 @@ def test_an_optimizer_of_a_users_own_gets_sums_that_are_complete() -> None:
             seen.append(grad.get().tolist())
             super()._apply_dense(grad, var)
 
-    class Monkey(gpuopt.GradientDescentOptimizer):
-        pass
+    class Wrapped(gpuopt.GradientDescentOptimizer):
+        @functools.wraps(gpuopt.GradientDescentOptimizer.apply_gradients)
+        def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **more: Any) -> None:
+            seen.extend(gradient.get().tolist() for gradient, _ in grads_and_vars)
+            super().apply_gradients(grads_and_vars, *arguments, **more)
 
-    patched = Monkey(1.0, clip_norm=100.0)
+    decaying: Any = gpuopt.extend_with_decoupled_weight_decay(Looking)
+    patched = gpuopt.GradientDescentOptimizer(1.0, clip_norm=100.0)
     apply = patched.apply_gradients
 
     def looking(grads_and_vars: Any, *arguments: Any, **more: Any) -> None:
@@ -224,7 +234,12 @@ def test_an_optimizer_of_a_users_own_gets_sums_that_are_complete() -> None:
         apply(grads_and_vars, *arguments, **more)
 
     patched.apply_gradients = looking  # type: ignore[method-assign]
-    for inner in (Looking(1.0, clip_norm=100.0), Hooked(1.0), patched):
+    inners = [
+        *(made(1.0, clip_norm=100.0) for made in (Looking, Wrapped)),
+        decaying(0.0, learning_rate=1.0, clip_norm=100.0),
+        *(Hooked(1.0), patched),
+    ]
+    for inner in inners:
         weight = Variable(np.zeros(2, np.float32), device="gpu:0")
         optimizer = GradientAccumulationOptimizer(inner, 2, "sum")
         for gradient in ([1, 2], [3, 5]):
@@ -315,3 +330,27 @@ def test_a_sum_that_is_read_on_another_stream_is_added_to_after_that() -> None:
     wait_for_gpus()
     assert (seen.get() == 3).all()
     assert (weight.numpy() == -2).all()
+
+
+@pytest.mark.emulator
+def test_a_wrapper_that_asks_for_variables_alone_takes_no_launch_more(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    variables = [Variable(np.ones(9, np.float32), device="gpu:0") for _ in range(3)]
+    inner = gpuopt.MovingAverageOptimizer(adam(clip_norm=1.0), 0.5)
+    optimizer = GradientAccumulationOptimizer(inner, 2)
+    # The averages, of which it moves those of all variables at once.
+    assert launches_of_updates(emulated_gpus, optimizer, variables) == [1, 3] * 3
+
+
+@pytest.mark.emulator
+def test_sums_of_which_some_begin_are_added_before_they_are_measured(
+    emulated_gpus: list[EmulatorLauncher], taken: list[int]
+) -> None:
+    variables = [Variable(np.zeros(9, np.float32), device="gpu:0") for _ in range(3)]
+    inner = gpuopt.GradientDescentOptimizer(1.0, clip_norm=1e3)
+    optimizer = GradientAccumulationOptimizer(inner, 2, "sum")
+    for some in (variables[1:], variables):
+        optimizer.apply_gradients([(on_gpu(np.ones(9)), each) for each in some])
+    assert not taken
+    assert [float(each.numpy()[0]) for each in variables] == [-1, -2, -2]

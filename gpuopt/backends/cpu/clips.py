@@ -29,8 +29,6 @@ Array = np.ndarray[Any, Any]
 class CpuClips:
     """See `Clips`."""
 
-    adds = False
-
     def __init__(self, limits: CpuLimits) -> None:
         self._limits = limits
 

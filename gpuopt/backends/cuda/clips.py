@@ -30,14 +30,14 @@ from gpuopt.backends.cuda.structs import (
     FewSums,
     LossDecision,
 )
-from gpuopt.backends.cuda.workspace import Constants, Workspace, Workspaces
+from gpuopt.backends.cuda.workspace import Workspace, Workspaces
 from gpuopt.locks import Lock
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = Any
 
 _NO_RULE = ClipRule(0, 0.0, 1.0, 1.0, 0, 0)
-_AS_THEY_ARE = Adding(0, 1.0)
+_AS_THEY_ARE = Adding(0, 0, 1.0)
 
 
 class _Sum(NamedTuple):
@@ -62,8 +62,6 @@ class CudaClips:
     The last block of each adds up what all its blocks have found, so that no launch is for that
     alone, and no block waits for another one.
     """
-
-    adds = True
 
     def __init__(
         self,
@@ -208,43 +206,69 @@ class CudaClips:
             for each in dense:
                 if each.inputs is not None:
                     self._follow(each.inputs.plan)
-            workspace = self._workspaces.take()
-            if decision is not None:
-                word = workspace.zeros("bad", 1, "uint64")
-                decision = decision._replace(bad=self._launcher.address(word))
-            every = [*self._dense_sums(workspace, dense, decides=decision is not None)]
-            every += self._sparse_sums(workspace, sparse, flag, decision)
-            rule = _NO_RULE if limits is None else self._rule(workspace, limits)
-            unscaling = _NO_RULE._replace(unscale=rule.unscale)
-            num_done = workspace.zeros("num_done", 1, "uint32")
-            more: dict[str, LossDecision] = {}
-            for number, one in enumerate(every):
-                is_last = number == len(every) - 1
-                address = self._launcher.address
-                begins = 0
-                if one.begins:
-                    begins = address(workspace.constants(f"begins {number}").set(one.begins))
-                norms = one.norms.start, one.norms.stop
-                totals = ClipTotals(
-                    address(sums), address(num_done), *norms, begins, num_norms, int(number == 0)
-                )
-                if decision is not None:
-                    numbers = self._numbers(workspace, number, one.numbers)
-                    more = {"decision": decision._replace(**numbers)}
-                one.launch(
-                    totals=totals,
-                    rule=rule if is_last else unscaling,
-                    results=results if is_last else None,
-                    **more,
-                )
-            self._workspaces.put_back(workspace)
-            self._order.hold((sums, results, dense, sparse))
-        if not every:
+            plans = dict.fromkeys(each.added.plan for each in dense if each.added is not None)
+            for plan in plans:
+                plan.last_update = self._order.begin(plan.updated, plan.last_update)
+            try:
+                are_any = self._launch(dense, sparse, flag, sums, results, limits, decision)
+            finally:
+                for plan in plans:
+                    self._order.end(plan.last_update, (plan.memory,))
+                self._order.hold((sums, results, dense, sparse))
+        if not are_any:
             sums[...] = 0
             sums[num_norms:] = NOTHING_IS_WRONG
             if limits is not None:
                 results = self.factors([sums], limits)
         return sums, results
+
+    def _launch(
+        self,
+        dense: Sequence[DenseGradients],
+        sparse: Sequence[SparseGradient],
+        flag: Any,
+        sums: Array,
+        results: Array,
+        limits: ClipLimits | None,
+        decision: LossDecision | None,
+    ) -> bool:
+        """Launches what measures; returns whether there is anything to be measured."""
+        workspace = self._workspaces.take()
+        if decision is not None:
+            word = workspace.zeros("bad", 1, "uint64")
+            decision = decision._replace(bad=self._launcher.address(word))
+        every = [*self._dense_sums(workspace, dense, decides=decision is not None)]
+        every += self._sparse_sums(workspace, sparse, flag, decision)
+        num_norms, address = len(sums) - (decision is not None), self._launcher.address
+        rule = _NO_RULE if limits is None else self._rule(workspace, limits)
+        unscaling = _NO_RULE._replace(unscale=rule.unscale)
+        num_done = workspace.zeros("num_done", 1, "uint32")
+        more: dict[str, LossDecision] = {}
+        for number, one in enumerate(every):
+            is_last = number == len(every) - 1
+            begins = 0
+            if one.begins:
+                begins = address(workspace.constants(f"begins {number}").set(one.begins))
+            norms = one.norms.start, one.norms.stop
+            totals = ClipTotals(
+                address(sums),
+                address(num_done),
+                *norms,
+                begins,
+                num_norms,
+                int(number == 0),
+            )
+            if decision is not None:
+                numbers = self._numbers(workspace, number, one.numbers)
+                more = {"decision": decision._replace(**numbers)}
+            one.launch(
+                totals=totals,
+                rule=rule if is_last else unscaling,
+                results=results if is_last else None,
+                **more,
+            )
+        self._workspaces.put_back(workspace)
+        return bool(every)
 
     def _dense_sums(
         self,
@@ -261,12 +285,19 @@ class CudaClips:
             dtype = arrays[positions[0]].dtype
             # All are uploaded before the first launch: those of one dtype must not share.
             constants = workspace.constants(f"gradients {number}")
-            table, adding, added = self._given(gradients, positions, constants)
-            kernel = kernels.measure(name_of(dtype), decides, added)
+            added, given, adding = gradients.added, None, _AS_THEY_ARE
+            if added is None:
+                table = ClippedArrays(self._launcher, arrays, positions, constants=constants)
+            else:
+                table = ClippedArrays(self._launcher, added.gradients, positions, arrays, constants)
+                given = name_of(added.gradients[positions[0]].dtype)
+                factors = 0 if added.factors is None else self._launcher.address(added.factors)
+                adding = Adding(factors, int(added.begins), added.divisor)
+            kernel = kernels.measure(name_of(dtype), decides, given)
             more: dict[str, Any] = {"adding": adding}
             if gradients.inputs is not None:
                 rule, plan, sums, bounds = gradients.inputs
-                kernel = kernels.measure_inputs(rule, plan.types.storage(dtype), decides, added)
+                kernel = kernels.measure_inputs(rule, plan.types.storage(dtype), decides, given)
                 variables = workspace.constants(f"variables {number}")
                 size = table.num_chunks * len(rule.sums)
                 more |= {
@@ -285,20 +316,6 @@ class CudaClips:
                 ends = accumulate(len(of_norms.get(norm, ())) for norm in norms)
                 begins = [table.first_chunks[at] for at in (0, *ends)]
             yield _Sum(norms, begins, launch, numbers)
-
-    def _given(
-        self, gradients: DenseGradients, positions: Sequence[int], constants: Constants
-    ) -> tuple[ClippedArrays, Adding, str | None]:
-        """Returns the arrays of a launch, how they become sums, and their dtype if they do."""
-        added = gradients.added
-        if added is None:
-            given = self._launcher, gradients.arrays, positions
-            return ClippedArrays(*given, constants=constants), _AS_THEY_ARE, None
-        factors = 0 if added.factors is None else self._launcher.address(added.factors)
-        sums = gradients.arrays, constants, added.begin
-        table = ClippedArrays(self._launcher, added.gradients, positions, *sums)
-        dtype = name_of(added.gradients[positions[0]].dtype)
-        return table, Adding(factors, float(added.divisor)), dtype
 
     def _follow(self, plan: DensePlan) -> None:
         """Makes the current stream wait until a plan's variables can be read."""

@@ -96,7 +96,6 @@ class ClippedArrays:
         positions: Sequence[int],
         targets: Sequence[Array] | None = None,
         constants: Constants | None = None,
-        begin: Sequence[bool] | None = None,
     ) -> None:
         """Lays out arrays.
 
@@ -106,7 +105,6 @@ class ClippedArrays:
             positions: Which are of the launch; they have elements.
             targets: Where scaled ones are written, or sums, beside `arrays`.
             constants: What keeps the layout on the device, for later launches of the same.
-            begin: Whether each of `targets` is a sum that begins; None if they are no sums.
         """
         self._launcher = launcher
         # Kept as long as the launches are not enqueued: some may be copies.
@@ -116,8 +114,7 @@ class ClippedArrays:
         for position, source in zip(positions, self._sources, strict=True):
             target = 0 if targets is None else launcher.address(targets[position])
             address = launcher.address(source)
-            addend = 0 if begin is None or begin[position] else target
-            rows.append(ClippedArray(address, target, source.size, self.num_chunks, addend))
+            rows.append(ClippedArray(address, target, source.size, self.num_chunks))
             self.num_chunks += -(-source.size // CLIP_CHUNK)
         self.num_arrays = len(rows)
         self.first_chunks = [*(row.first_chunk for row in rows), self.num_chunks]

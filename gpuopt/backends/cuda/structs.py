@@ -110,14 +110,12 @@ class ClippedArray(NamedTuple):
         target: The address of the scaled one, or of a sum; 0 if there is none.
         size: How many elements it has.
         first_chunk: The number of its first chunk among those of all arrays.
-        addend: The address of what the array is added to, `target`; 0 if it begins a sum.
     """
 
     source: Annotated[int, Number("int64")]
     target: Annotated[int, Number("int64")]
     size: Annotated[int, Number("int64")]
     first_chunk: Annotated[int, Number("int64")]
-    addend: Annotated[int, Number("int64")]
 
 
 class Adding(NamedTuple):
@@ -126,10 +124,12 @@ class Adding(NamedTuple):
     Attributes:
         factors: The address of what they are multiplied by: of `Clips.factors` of one norm; 0 for
             1.
+        begins: Whether the sums begin.
         divisor: What the sums are divided by then.
     """
 
     factors: Annotated[int, Number("int64")]
+    begins: Annotated[int, Number("int64")]
     divisor: Annotated[float, Number("float64")]
 
 

@@ -47,7 +47,7 @@ def unknown_beside(
         updates: The step's.
         counter: See `unknown_hyperparameter`.
     """
-    for _, variable in updates.pairs():
+    for variable in updates.variables():
         if variable.constraint is not None:
             return Unknown(
                 f'the constraint of "{variable.name}" is {_named(variable.constraint)}',

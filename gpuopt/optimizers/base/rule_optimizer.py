@@ -582,7 +582,7 @@ class RuleOptimizer(Optimizer):
             return RuleUpdates(self, given)
         refuse_options(self)
         updates = HookUpdates(self, given)
-        self._check_groups([variable for _, variable in updates.pairs()])
+        self._check_groups(updates.variables())
         return updates
 
     def forget_plans(self, changed: Set[Identity]) -> None:

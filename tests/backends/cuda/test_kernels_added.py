@@ -13,7 +13,7 @@ import pytest
 from emulator.emulator import EmulatorLauncher
 
 from gpuopt.backends import Target
-from gpuopt.backends.clips import NUM_COLUMNS, Additions, ClipForm, ClipLimits, DenseGradients
+from gpuopt.backends.clips import NUM_COLUMNS, AddedGradients, ClipForm, ClipLimits, DenseGradients
 from gpuopt.backends.cpu.clips import CpuClips
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cuda.backend import CudaBackend
@@ -69,30 +69,43 @@ def expected_sum(total: np.ndarray, gradient: np.ndarray, begins: bool, factor: 
     return (given if begins else total + given) / real(DIVISOR)
 
 
-def factors_of(factor: Any) -> Any:
-    return None if factor is None else np.full((1, NUM_COLUMNS), factor, np.float64)
+def added_to(
+    backend: CudaBackend,
+    sums: list[Any],
+    gradients: list[Any],
+    begins: bool = False,
+    factor: Any = None,
+    divisor: float = DIVISOR,
+) -> DenseGradients:
+    """Returns sums of one norm, which lack these gradients."""
+    plan = backend.plan_dense([Target(each, []) for each in sums])
+    factors = None if factor is None else np.full((1, NUM_COLUMNS), factor, np.float64)
+    added = AddedGradients(plan, gradients, begins, factors, divisor)
+    return DenseGradients(sums, [0] * len(sums), added=added)
 
 
+@pytest.mark.parametrize("begins", [False, True], ids=["going on", "beginning"])
 @pytest.mark.parametrize("factor", [None, FACTOR], ids=["as it is", "scaled"])
 @pytest.mark.parametrize(("given", "wide"), TYPES, ids=str)
 def test_sums_and_their_norm_have_the_bits_of_adding_before(
-    given: Any, wide: Any, factor: Any
+    given: Any, wide: Any, factor: Any, begins: bool
 ) -> None:
     rng = np.random.default_rng(1)
     totals = [rng.normal(size=size).astype(wide) for size in SIZES]
     gradients = [rng.normal(size=size).astype(given) for size in SIZES]
-    begin = [number % 3 == 2 for number in range(len(SIZES))]
-    for number, total in enumerate(totals):
-        if begin[number]:
-            total[...] = np.nan  # what was there before
-    exact = [expected_sum(*each, factor) for each in zip(totals, gradients, begin, strict=True)]
+    if begins:  # what was there before
+        for total in totals:
+            total[...] = np.nan
+    exact = [
+        expected_sum(total, gradient, begins, factor)
+        for total, gradient in zip(totals, gradients, strict=True)
+    ]
     host = CPU.measure([DenseGradients(exact, [0] * len(SIZES))], [], LIMITS)
     for shift, launcher in enumerate(launchers()):
         backend = backend_on(launcher)
         sums = [shifted(each, shift) for each in totals]
         mine = [shifted(each, 2 * shift) for each in gradients]
-        added = Additions(mine, begin, factors_of(factor), DIVISOR)
-        dense = DenseGradients(sums, [0] * len(SIZES), added=added)
+        dense = added_to(backend, sums, mine, begins, factor)
         before = launcher.launches
         factors = backend.clips.measure([dense], [], LIMITS)
         assert launcher.launches == before + 1
@@ -106,8 +119,8 @@ def test_sums_and_their_norm_have_the_bits_of_adding_before(
 def test_one_sum_alone_and_a_gradient_with_strides() -> None:
     total, gradient = np.float32([[1, 2, 3], [4, 5, 6]]), np.float32([[1, 2], [3, 4], [5, 6]]).T
     backend = backend_on()
-    added = Additions([gradient], [False], None, 2.0)
-    factors = backend.clips.measure([DenseGradients([total], [0], added=added)], [], LIMITS)
+    dense = added_to(backend, [total], [gradient], divisor=2.0)
+    factors = backend.clips.measure([dense], [], LIMITS)
     assert total.tolist() == [[1, 2.5, 4], [3, 4.5, 6]]
     assert factors[0, 0] == np.sum(total.astype(np.float64) ** 2)
 
@@ -120,8 +133,7 @@ def test_a_sum_is_added_to_once_where_floats_cannot_hold_its_squares() -> None:
     exact = expected_sum(total, gradient, False, None)
     limits = LIMITS._replace(unscale=2.0**-90)
     backend = backend_on()
-    added = Additions([gradient], [False], None, DIVISOR)
-    factors = backend.clips.measure([DenseGradients([total], [0], added=added)], [], limits)
+    factors = backend.clips.measure([added_to(backend, [total], [gradient])], [], limits)
     assert total.tobytes() == exact.tobytes()
     np.testing.assert_array_equal(factors, CPU.measure([DenseGradients([exact], [0])], [], limits))
 
@@ -136,8 +148,7 @@ def test_a_gpu_decides_by_sums_and_names_the_first_that_is_not_finite(bad: float
         sums[1][66] = bad
     before = backend.loss_scalings.new(ScaleState(np.float32(8)))
     decision = Decision(ScaleRule(), None, before, 0, 1)
-    added = Additions(gradients, [False] * 3, None, 1.0)
-    dense = DenseGradients(sums, [0] * 3, numbers=[4, 6, 7], added=added)
+    dense = added_to(backend, sums, gradients, divisor=1.0)._replace(numbers=[4, 6, 7])
     limits = LIMITS._replace(unscale=1 / 8)
     decided = backend.loss_scalings.decide([dense], [], limits, decision)
     state, num_made, last_bad = backend.loss_scalings.state(decided.after)
@@ -151,9 +162,11 @@ def test_what_a_rule_sums_is_of_the_sums(given: Any, wide: Any) -> None:
     weights = [rng.normal(size=size).astype(wide) for size in SIZES]
     totals = [rng.normal(size=size).astype(wide) for size in SIZES]
     gradients = [rng.normal(size=size).astype(given) for size in SIZES]
-    begin = [number % 3 == 2 for number in range(len(SIZES))]
     bounds = [0.5 if number % 2 else np.inf for number in range(len(SIZES))]
-    exact = [expected_sum(*each, None) for each in zip(totals, gradients, begin, strict=True)]
+    exact = [
+        expected_sum(total, gradient, False, None)
+        for total, gradient in zip(totals, gradients, strict=True)
+    ]
     found = set()
     for shift, launcher in enumerate(launchers()):
         backend = backend_on(launcher)
@@ -161,12 +174,11 @@ def test_what_a_rule_sums_is_of_the_sums(given: Any, wide: Any) -> None:
         plan = backend.plan_dense(targets)
 
         sums = [shifted(each, shift) for each in totals]
-        added = Additions([shifted(each, shift) for each in gradients], begin, None, DIVISOR)
-        for mine, more in ((sums, added), (exact, None)):
+        late = added_to(backend, sums, [shifted(each, shift) for each in gradients])
+        for dense in (late, DenseGradients(exact, [0] * len(SIZES))):
             inputs = backend.clips.inputs(lars, plan, bounds)
             assert inputs is not None
-            dense = DenseGradients(mine, [0] * len(SIZES), inputs=inputs, added=more)
-            factors = backend.clips.measure([dense], [], LIMITS)
+            factors = backend.clips.measure([dense._replace(inputs=inputs)], [], LIMITS)
             found.add((factors.tobytes(), inputs.sums.tobytes()))
         assert [each.tobytes() for each in sums] == [each.tobytes() for each in exact]
     assert len(found) == 1
