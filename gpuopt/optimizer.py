@@ -61,8 +61,14 @@ def leaves_gradients_alone(method: Method) -> Method:
     `minimize` with GATE_NONE does without it. The mark belongs to the function: an override in a
     subclass has none.
     """
-    method.__dict__["leaves_gradients_alone"] = True
+    method.__dict__["leaves_gradients_alone"] = method
     return method
+
+
+def is_marked(method: Any) -> bool:
+    """Whether `leaves_gradients_alone` has marked this very function, not one that it wraps."""
+    function = getattr(method, "__func__", method)
+    return getattr(function, "leaves_gradients_alone", None) is function
 
 
 class Optimizer(CopiedByConstructor, Hooks):
@@ -567,7 +573,7 @@ class Optimizer(CopiedByConstructor, Hooks):
         reasons = [
             f"{cls.__name__} overrides {hook}, which"
             for hook in ("compute_gradients", "apply_gradients")
-            if not hasattr(getattr(cls, hook), "leaves_gradients_alone") or hook in vars(self)
+            if not is_marked(getattr(cls, hook)) or hook in vars(self)
         ]
         reasons += self._looks_at_all_gradients()
         if reasons and not self._gate_warning_given:

@@ -162,7 +162,7 @@ __device__ __forceinline__ void sum_chunks_of_inputs(
 
 // The arguments are those of `measure`, and of `sum_chunks_of_inputs`.
 template <class Rule, class Storage, class Given = AsTheyAre>
-__global__ void __launch_bounds__(clip_threads, 2)
+__global__ void __launch_bounds__(clip_threads, 3)
     measure_inputs(const __grid_constant__ ClippedArray only,
                    const ClippedArray* __restrict__ arrays, long long num_arrays,
                    long long num_chunks, const __grid_constant__ Adding adding,
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(clip_threads, 2)
 
 // The same; the last launch of a step also decides about it.
 template <class Rule, class Storage, class Given = AsTheyAre>
-__global__ void __launch_bounds__(clip_threads, 2)
+__global__ void __launch_bounds__(clip_threads, 3)
     measure_inputs_and_decide(const __grid_constant__ ClippedArray only,
                               const ClippedArray* __restrict__ arrays, long long num_arrays,
                               long long num_chunks, const __grid_constant__ Adding adding,

@@ -136,6 +136,7 @@ class GradientClips:
         of_groups: Sequence[Scalars],
         names: Sequence[str],
         unscale: float | None = None,
+        measures_rest: bool = False,
     ) -> StepClips:
         """Returns the clipping of one step.
 
@@ -146,6 +147,7 @@ class GradientClips:
             names: The groups' names.
             unscale: What all gradients are multiplied by before they are clipped, and that all are
                 to be measured; None if they are not scaled.
+            measures_rest: Whether those that belong to no norm are measured, too, if others are.
 
         Raises:
             ValueError: a function has returned a number below 0 or NaN, or both clip.
@@ -169,7 +171,7 @@ class GradientClips:
             shown[number] = norms[number] if is_asked_for else _NONE
             if norms[number] != _NONE:
                 limits.append(most)
-        for number in norms if limits and self.sums_inputs else ():
+        for number in norms if limits and (self.sums_inputs or measures_rest) else ():
             if norms[number] == _NONE:
                 norms[number] = len(limits)
                 limits.append(NO_LIMIT)

@@ -230,10 +230,11 @@ class DeviceScaling:
                 GPUOPT_CHECK is 1.
             RuntimeError: this thread is in the middle of a step, as in a signal handler.
         """
-        takes_wide = wide_gradients.takes_wide
+        takes_wide, late_sums = wide_gradients.takes_wide, wide_gradients.late_sums
         while True:
             key = key_of_step()
-            wide_gradients.takes_wide = takes_wide  # the step takes it when it begins
+            # The step takes them when it begins.
+            wide_gradients.takes_wide, wide_gradients.late_sums = takes_wide, late_sums
             with suppress(StepAgain):
                 self._call_once(step, key)
                 break

@@ -40,6 +40,7 @@ from gpuopt.step.sparse_updates import apply_as_dense, apply_sparse
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.tables_behind import refuse_unseen_reads
 from gpuopt.step.updates import Pair, apply_constraint, dtypes_of
+from gpuopt.step.wide_gradients import take_late_sums
 from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
@@ -56,7 +57,7 @@ class RuleUpdates:
         self.takes_wide = wide_gradients.takes_wide is optimizer
         self._late_sums: LateSums | None = None
         if self.takes_wide:
-            wide_gradients.takes_wide, self._late_sums = None, wide_gradients.late_sums
+            wide_gradients.takes_wide, self._late_sums = None, take_late_sums(optimizer)
         self._parts: list[Part] = []
         self._numbers = StepNumbers({}, None, None)
         # These, and those of counts of steps that are less by one each: see `decide_on_gpu`.
@@ -223,11 +224,11 @@ class RuleUpdates:
         reals = {batch.real for group in groups for batch in group.batches}
         scalars = {real: self._optimizer._scalars_for(real) for real in reals}
         # What such a rule sums is computed as sums get the last gradients.
-        sums_inputs = self._late_sums is not None and bool(
-            [part for part in self._parts if part.rule.degrees]
-        )
+        is_late = self._late_sums is not None
+        sums_inputs = is_late and bool([part for part in self._parts if part.rule.degrees])
         if sums_inputs or self._optimizer.clips is not None:
-            self._clips = self._optimizer._clips_of_step(1.0 if sums_inputs else None)
+            unscale = 1.0 if sums_inputs else None
+            self._clips = self._optimizer._clips_of_step(unscale, measures_rest=is_late)
         averages = rounding = None
         if self._optimizer.averages is not None:
             counter = self._optimizer.this_thread.global_step

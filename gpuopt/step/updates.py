@@ -17,7 +17,7 @@ from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
 from gpuopt.step.pairs import Gradient, as_pairs, checked_pairs
 from gpuopt.step.unscaled import unscaled
-from gpuopt.step.wide_gradients import narrowed, this_thread
+from gpuopt.step.wide_gradients import narrowed, take_late_sums, this_thread
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -138,8 +138,9 @@ class HookUpdates:
         self.takes_wide = this_thread.takes_wide is optimizer
         if self.takes_wide:
             this_thread.takes_wide = None
-            if this_thread.late_sums is not None:
-                this_thread.late_sums.finish()
+            late_sums = take_late_sums(optimizer)
+            if late_sums is not None:
+                late_sums.finish()
         given = as_pairs(given)
         checked = checked_pairs(given, dtypes_of(optimizer), self.takes_wide)
         # A hook's own code computes in the variable's dtype.

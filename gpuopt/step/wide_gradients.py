@@ -20,8 +20,7 @@ class _ThisThread(threading.local):
     Attributes:
         takes_wide: The optimizer whose next step takes gradients of the type that rules compute in;
             None if none does. That step puts None there when it begins: not so steps inside it.
-        late_sums: What gradients of that step may lack. It stays there, as a step may be prepared
-            again; another step that finds it completes the sums.
+        late_sums: What gradients of the next step of their optimizer may lack; that step takes it.
     """
 
     takes_wide: Any = None
@@ -29,6 +28,15 @@ class _ThisThread(threading.local):
 
 
 this_thread = _ThisThread()
+
+
+def take_late_sums(optimizer: Any) -> LateSums | None:
+    """Returns what gradients of an optimizer's step, which begins, may lack."""
+    late_sums = this_thread.late_sums
+    if late_sums is None or late_sums.optimizer is not optimizer:
+        return None
+    this_thread.late_sums = None
+    return late_sums
 
 
 def wide_dtype(variable: Variable) -> np.dtype[Any]:

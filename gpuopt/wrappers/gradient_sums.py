@@ -194,12 +194,20 @@ class GradientSums(SumsInState):
 
     def _late(self, pairs: Sequence[Pair], divisor: int, loss_scale: Any) -> LateSums | None:
         """Returns what a step may add on GPUs; None if it has to be added at once."""
-        if not pairs:
-            return None
+        given = {variable.identity for _, variable in pairs}
+        others = [
+            found.variable
+            for identity, found in self._sums.items()
+            if found.is_dense and found.variable is not None and identity not in given
+        ]
+        if not pairs or "gpu" in {variable.device.kind for variable in others}:
+            return None  # `take` divides other sums before
         gradients, variables = zip(*pairs, strict=True)
         sums: list[LateSum] = []
-        for batch in self._group(variables).batches:
-            if batch.backend.overlapping([batch.plan], batch.select(gradients)):
+        batches = self._group(variables).batches
+        for batch in batches:
+            plans = [each.plan for each in batches if each.device == batch.device]
+            if batch.backend.overlapping(plans, batch.select(gradients)):
                 return None
             for gradient, variable in batch.select(pairs):
                 begins = not self._sums[variable.identity].is_dense
@@ -213,7 +221,7 @@ class GradientSums(SumsInState):
             self._launch_kinds(some, [each.begins for each in left], divisor, loss_scale)
 
         factors_on = partial(self._factors_on, loss_scale)
-        return LateSums(sums, divisor, factors_on, add)
+        return LateSums(self._optimizer, sums, divisor, factors_on, add)
 
     def _factors_on(self, loss_scale: Any, device: Device) -> Any:
         return None if loss_scale is None else self._factors.on(device, loss_scale)

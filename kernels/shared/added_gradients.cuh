@@ -1,6 +1,5 @@
 // Gradients that are measured: as they are, or as the sums that they are added to meanwhile.
 #pragma once
-#include "accumulation.cuh"
 #include "clipped_arrays.cuh"
 #include "update.cuh"
 
@@ -58,14 +57,8 @@ struct MeasuredChunk {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       const Real gradient = times(Real(gradients.of[k]), factor);
-      Real added = Real(sums.of[k]);
-      Real* const no_slots = nullptr;
-      if (begins) {
-        BeginSum::apply(added, gradient, no_slots, {divisor});
-      } else {
-        AddToSum::apply(added, gradient, no_slots, {divisor});
-      }
-      sums.of[k] = Storage(added);
+      // As BeginSum and AddToSum in accumulation.cuh, with one division.
+      sums.of[k] = Storage((begins ? gradient : Real(sums.of[k]) + gradient) / divisor);
     }
     store_pack<Caching::normal>(sum.target, at, size, sums);
   }

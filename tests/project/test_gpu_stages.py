@@ -99,11 +99,11 @@ WITH_SUMS_OF_INPUTS: dict[str, tuple[list[str], float]] = {
     "lars, clip_norm": (["measure_inputs", BY_SUMS], 8 + 20),
     "lars, loss_scale": (["measure_inputs_and_decide", BY_SUMS], 8 + 20),
     "lars, loss_scale, clip_norm, groups": (["measure_inputs_and_decide", BY_SUMS], 8 + 20),
-    # the master or w and the remainder, and g; g, and these and m twice, and w written
     # w g and the sum, which is written
     "lars, accumulation": (["measure_inputs", BY_SUMS], 16 + 20),
     "lars, accumulation, clip_norm": (["measure_inputs", BY_SUMS], 16 + 20),
     "lars, accumulation, loss_scale": (["measure_inputs_and_decide", BY_SUMS], 16 + 20),
+    # the master or w and the remainder, and g; g, and these and m twice, and w written
     "lars, clip_norm, masters": (["measure_inputs", BY_SUMS], 6 + 2 + 16 + 2),
     "lars, clip_norm, remainders": (["measure_inputs", BY_SUMS], 6 + 2 + 16),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from contextlib import nullcontext
 from typing import Any
@@ -100,6 +101,19 @@ def test_minimize_checks_all_gradients_before_it_applies_one(policy: str) -> Non
     with pytest.warns(UserWarning, match="GATE_NONE gives way"):
         minimize()
     np.testing.assert_array_equal(good, [1.0])
+
+
+def test_an_override_that_wraps_the_method_is_called_with_all_gradients() -> None:
+    class Doubling(gpuopt.GradientDescentOptimizer):
+        @functools.wraps(gpuopt.GradientDescentOptimizer.apply_gradients)
+        def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **more: Any) -> None:
+            doubled = [(2 * gradient, variable) for gradient, variable in grads_and_vars]
+            super().apply_gradients(doubled, *arguments, **more)
+
+    weight, optimizer = Variable([1.0]), Doubling(1.0)
+    with pytest.warns(UserWarning, match="Doubling overrides apply_gradients"):
+        optimizer.minimize(lambda: anp.sum(weight), gate_gradients=gpuopt.Optimizer.GATE_NONE)
+    assert weight.numpy().tolist() == [-1]
 
 
 @pytest.mark.emulator
