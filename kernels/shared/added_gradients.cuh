@@ -60,7 +60,7 @@ struct MeasuredChunk {
       // As BeginSum and AddToSum in accumulation.cuh, with one division.
       sums.of[k] = Storage((begins ? gradient : Real(sums.of[k]) + gradient) / divisor);
     }
-    store_pack<Caching::normal>(sum.target, at, size, sums);
+    store_up_to<Caching::normal>(sum.target, at, size, sums);
   }
 };
 

@@ -53,10 +53,10 @@ __device__ __forceinline__ void load_pack(const Storage* source, int at, int siz
 
 // Stores a pack's elements from `at` on, but for those past the end.
 template <Caching caching, class Storage, int count>
-__device__ __forceinline__ void store_pack(Storage* target, int at, int size,
-                                           const Elements<Storage, count>& pack) {
+__device__ __forceinline__ void store_up_to(Storage* target, int at, int size,
+                                            const Elements<Storage, count>& pack) {
   if (is_pack_aligned(target) && at + count <= size) {
-    store<caching>(target + at, pack);
+    store_pack<caching>(target + at, pack);
     return;
   }
 #pragma unroll

@@ -125,20 +125,6 @@ __device__ __forceinline__ void load_lane(const Element* from, int count, bool i
   }
 }
 
-// Stores a pack. By an intrinsic, as the compiler makes several stores of an assignment to one of
-// two places.
-template <Caching caching, class Element, int count>
-__device__ __forceinline__ void store_pack(Element* to, const Elements<Element, count>& elements) {
-  if constexpr (caching == Caching::normal) {
-    using Bits = typename BitsOf<sizeof elements>::type;
-    Bits bits;
-    memcpy(&bits, &elements, sizeof bits);
-    __stwb(reinterpret_cast<Bits*>(to), bits);
-  } else {
-    store<caching>(to, elements);
-  }
-}
-
 template <Caching caching, class Element>
 __device__ __forceinline__ void store_lane(Element* to, int count, bool is_packed,
                                            const Element (&elements)[lane_codes]) {

@@ -151,6 +151,20 @@ __device__ __forceinline__ void store(Storage* at, const Elements<Storage, count
   }
 }
 
+// Stores a pack. By an intrinsic, as the compiler makes several stores of an assignment to one of
+// two places.
+template <Caching caching, class Element, int count>
+__device__ __forceinline__ void store_pack(Element* to, const Elements<Element, count>& elements) {
+  if constexpr (caching == Caching::normal) {
+    using Bits = typename BitsOf<sizeof elements>::type;
+    Bits bits;
+    memcpy(&bits, &elements, sizeof bits);
+    __stwb(reinterpret_cast<Bits*>(to), bits);
+  } else {
+    store<caching>(to, elements);
+  }
+}
+
 // How far an address is past a multiple of a pack of an update's, in bytes of its widest type.
 template <class Storage, class Element>
 __device__ __forceinline__ int offset_in_pack(const Element* at) {
