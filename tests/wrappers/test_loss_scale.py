@@ -422,7 +422,7 @@ def test_a_saver_restores_in_the_middle_of_growth(tmp_path: Path) -> None:
             r"loss_scale_manager must be a LossScaleManager, got 8.0: as FixedLossScaleManager\(",
         ),
         (lambda: LossScaleOptimizer(3, MANAGERS["fixed"]()), TypeError, "must be an Optimizer"),
-        (lambda: make(accept_after=-1), ValueError, "accept_after must not be negative"),
+        (lambda: make(accept_after=-1), ValueError, "accept_after must be from 1, or None"),
         (lambda: make(accept_after=0), ValueError, "accept_after must be from 1, or None"),
         (lambda: make(accept_after=0.5), TypeError, "accept_after must be a whole number or None"),
         (lambda: make(accept_after=True), TypeError, "accept_after must be a whole number or None"),
@@ -658,3 +658,19 @@ def test_workers_go_on_after_a_step_that_was_skipped() -> None:
             worker.apply_gradients([(gradient, w)], step)
     assert w.numpy().tolist() == [0, 1]
     assert optimizer.num_skipped == 1
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_a_saver_of_some_optimizers_has_their_scales(around: bool, tmp_path: Path) -> None:
+    w = Variable(np.zeros(2, np.float32), name="w")
+    manager = gpuopt.DynamicLossScale(1024.0, increment_period=2)
+    scaling = LossScaleOptimizer(gpuopt.AdamOptimizer(), manager)
+    outer = gpuopt.GradientAccumulationOptimizer(scaling, 1) if around else scaling
+    saver = gpuopt.Saver({"weight": w}, optimizers=[outer])
+    for bad in (1, 1, np.inf, 1, 1):
+        scaling.apply_gradients([(np.full(2, bad, np.float32), w)])
+    before = scaling.loss_scale, scaling.num_skipped
+    path = saver.save(tmp_path / "model")
+    scaling.apply_gradients([(np.full(2, np.nan, np.float32), w)])
+    saver.restore(path)
+    assert (scaling.loss_scale, scaling.num_skipped) == before == (2048.0, 1)
