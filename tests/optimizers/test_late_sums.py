@@ -419,3 +419,29 @@ def test_user_code_that_steps_another_optimizer_on_another_stream_leaves_the_sum
         for gradient in gradients:
             optimizer.apply_gradients([(gradient * 1, weight)])
     assert (weight.numpy() == -36).all()
+
+
+def test_the_step_of_their_optimizer_takes_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = gpuopt.AdamOptimizer(), gpuopt.AdamOptimizer()
+    late = LateSums(mine, [], 1, lambda device: None, lambda left: None)
+    monkeypatch.setattr(wide_gradients.this_thread, "late_sums", late)
+    taken = [wide_gradients.take_late_sums(each) for each in (other, mine, mine)]
+    assert taken == [None, late, None]
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+def test_an_update_that_fails_before_its_step_leaves_none_to_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = Variable(np.zeros(2, np.float32), device="gpu:0")
+    optimizer = GradientAccumulationOptimizer(adam(clip_norm=1.0), 1)
+
+    def fail(*arguments: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuopt.optimizer.Step", fail)
+        with pytest.raises(MemoryError):
+            optimizer.apply_gradients([(on_gpu([1, 2]), weight)])
+    assert wide_gradients.this_thread.late_sums is None
