@@ -244,13 +244,14 @@ class StepClips:
         self._num_alike = context.num_copies if are_alike else 1
         limits = ClipLimits(self._most, self._clips.form, is_double, self._unscale, num_copies)
         knows_scale = is_alone or bool(self._unscale)
+        by_device = {
+            device: [each for each in parts if each[1].device == device] for device in backends
+        }
         every_dense = {
             device: [
-                self._dense(part, batch, knows_scale, late_sums)
-                for part, batch in parts
-                if batch.device == device and not part.is_sparse
+                self._dense(*each, knows_scale, late_sums) for each in here if not each[0].is_sparse
             ]
-            for device in backends
+            for device, here in by_device.items()
         }
         if late_sums is not None:
             late_sums.finish()  # what is not added by a launch that measures
@@ -259,10 +260,8 @@ class StepClips:
             dense = every_dense[device]
             sparse = [
                 self._sparse(*each)
-                for each in parts
-                if each[1].device == device
-                and each[0].is_sparse
-                and self._norm_of(each[1].parameter_groups[0]) != _NONE
+                for each in by_device[device]
+                if each[0].is_sparse and self._norm_of(each[1].parameter_groups[0]) != _NONE
             ]
             flag = refused.get(device)
             with backend.enter():

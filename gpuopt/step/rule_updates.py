@@ -118,7 +118,8 @@ class RuleUpdates:
             refuse_no_gradients([unpack_pair(*each)[1] for each in enumerate(given)])
 
     def pairs(self) -> Sequence[Pair]:
-        self._finish_sums()
+        if self._late_sums is not None:
+            self._late_sums.finish()
         if len(self._parts) == 1:
             return list(self._parts[0].pairs())
         every = [
@@ -441,11 +442,6 @@ class RuleUpdates:
         every_part = list(chain.from_iterable(units))
         flags = self._optimizer.row_checks.flags_of_this_thread
         self._clips.measure(every_part, flags, self._late_sums)
-
-    def _finish_sums(self) -> None:
-        """Completes gradients, but for what is added as they are measured."""
-        if self._late_sums is not None:
-            self._late_sums.finish()
 
     def written(self) -> tuple[list[str], list[str]]:
         return names_of(self._done), names_of(self._writing)

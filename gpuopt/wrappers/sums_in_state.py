@@ -77,10 +77,14 @@ class KeptSum:
             return backend.xp.concatenate(values), backend.xp.concatenate(rows)
 
 
+def _rows_outside(rows: Array, variable: Variable) -> Array:
+    return rows[(rows < 0) | (rows >= variable.shape[0])]
+
+
 def refuse_rows_outside(rows: Array, variable: Variable) -> None:
     """Raises IndexError if a row of a kept gradient is none of its variable's; waits for a GPU."""
     host = backend_for(variable.device).to_host(rows)
-    outside = host[(host < 0) | (host >= variable.shape[0])]
+    outside = _rows_outside(host, variable)
     if outside.size:
         raise IndexError(
             f'a gradient for "{variable.name}" that is accumulated has the row {outside[0]}, which '
@@ -212,7 +216,7 @@ class SumsInState:
             check_fits(unique, counted, (), np.dtype(np.int64))
             if not 0 <= unique <= num_rows:
                 raise ValueError(f"{counted} is {unique}, of {num_rows} rows")
-        outside = rows[(rows < 0) | (rows >= variable.shape[0])]
+        outside = _rows_outside(rows, variable)
         if outside.size:
             raise ValueError(
                 f"{what} holds {outside[0]}, which is not in [0, {variable.shape[0]}), the "

@@ -1,5 +1,6 @@
 // Gradients that are measured: as they are, or as the sums that they are added to meanwhile.
 #pragma once
+#include "accumulation.cuh"
 #include "clipped_arrays.cuh"
 #include "update.cuh"
 
@@ -57,8 +58,14 @@ struct MeasuredChunk {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       const Real gradient = times(Real(gradients.of[k]), factor);
-      // As BeginSum and AddToSum in accumulation.cuh, with one division.
-      sums.of[k] = Storage((begins ? gradient : Real(sums.of[k]) + gradient) / divisor);
+      Real added = Real(sums.of[k]);
+      Real* const no_slots = nullptr;
+      if (begins) {
+        BeginSum::apply(added, gradient, no_slots, {divisor});
+      } else {
+        AddToSum::apply(added, gradient, no_slots, {divisor});
+      }
+      sums.of[k] = Storage(added);
     }
     store_up_to<Caching::normal>(sum.target, at, size, sums);
   }

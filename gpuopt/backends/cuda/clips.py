@@ -251,12 +251,7 @@ class CudaClips:
                 begins = address(workspace.constants(f"begins {number}").set(one.begins))
             norms = one.norms.start, one.norms.stop
             totals = ClipTotals(
-                address(sums),
-                address(num_done),
-                *norms,
-                begins,
-                num_norms,
-                int(number == 0),
+                address(sums), address(num_done), *norms, begins, num_norms, int(number == 0)
             )
             if decision is not None:
                 numbers = self._numbers(workspace, number, one.numbers)
