@@ -4,7 +4,7 @@
     python3 run.py demo            train on real data, on the GPU if there is one
     python3 run.py test            run the tests that need no GPU
     python3 run.py test-full       the same, with every optimizer in every form and type
-    python3 run.py test-gpu        run the tests that need a GPU: on one, or on a driver without
+    python3 run.py test-gpu        run the tests that need a GPU: on one, or on the stub driver
     python3 run.py test-gpu-full   the same; without one, streams run in 20 times as many orders
     python3 run.py test-ranks      run the tests of several processes, over Open MPI and MPICH
     python3 run.py test-peers      compare with optimizers of torch, optax and others
@@ -13,7 +13,7 @@
                                    dependencies and the newest
     python3 run.py test-kernels    run the kernels' own tests on the CPU, under sanitizers
     python3 run.py test-kernels-full    the same, and compile all of them for all GPUs
-    python3 run.py lint            check style, types, layers, the Dockerfile and the workflow
+    python3 run.py lint            check style, types, layers, the Dockerfile and workflows
     python3 run.py bench           time gpuopt beside other libraries: gpuopt bench
     python3 run.py docs            build the documentation
     python3 run.py gallery         draw the pictures of docs/optimizers.md
@@ -288,31 +288,51 @@ def is_interactive(arguments: Sequence[str]) -> bool:
 def test_gpu(arguments: Sequence[str], *, is_full: bool) -> int:
     """Runs the tests that need a GPU.
 
-    Where there is none, they run on tests/support/driver, and those alone are left out that need a
-    real one. Then CuPy for CUDA 12 is tried, in an environment of its own.
+    Where there is none, they run on tests/support/driver, with as many as they need, and those
+    alone are left out that need a real one. Then CuPy for CUDA 12 is tried, in an environment of
+    its own.
 
     Args:
         arguments: For pytest.
         is_full: On that driver, streams run in 102 orders instead of 5, and every case is run.
     """
     has_gpu = cuda_extra() != "cpu"
-    driver = [] if has_gpu else ["tests/support/driver"]
-    command = [str(PYTHON), *driver, "-m", "pytest"]
-    command += ["-m", "gpu" if has_gpu else "gpu and not real_gpu"]
-    if not is_interactive(arguments):
-        command += [*IN_PROCESSES, *NO_HANGING]
     environment = {**SINGLE_THREADED, **os.environ, "PYTHONPATH": str(ROOT)}
     environment["GPUOPT_REQUIRE"] = "gpu" if has_gpu else "gpu,driver"
     if is_full:
         environment["GPUOPT_FULL"] = "1"
-    status = subprocess.run([*command, *arguments], cwd=ROOT, env=environment).returncode
-    if status or has_gpu or arguments:
+    options = [] if is_interactive(arguments) else [*IN_PROCESSES, *NO_HANGING]
+    if has_gpu:
+        command = [str(PYTHON), "-m", "pytest", "-m", "gpu", *options, *arguments]
+        return subprocess.run(command, cwd=ROOT, env=environment).returncode
+    status = test_on_driver(arguments, options, environment)
+    if status or arguments:
         return status
     print("== CuPy for CUDA 12", flush=True)
     # CuPy for CUDA 12 cannot be beside that for CUDA 13.
     python = set_up_beside("cuda12", [str(ROOT)], ["cuda12-smoke"])
     command = [str(python), "tests/support/driver", "tests/support/driver/smoke.py"]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
+
+
+def test_on_driver(
+    arguments: Sequence[str], options: Sequence[str], environment: Mapping[str, str]
+) -> int:
+    """Runs the tests that need one GPU where there is one, then the others where there are more."""
+    command = [str(PYTHON), "tests/support/driver", "-m", "pytest", *options]
+    names_tests = any(each.startswith("tests/") for each in arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        # To look for the others in all files would take as long again.
+        files = Path(folder) / "files"
+        one = {**environment, "GPUOPT_DRIVER_DEVICES": "1", "GPUOPT_LIST_OF_FILES": str(files)}
+        markers = ["-m", "gpu and not real_gpu and not gpus"]
+        first = subprocess.run([*command, *markers, *arguments], cwd=ROOT, env=one).returncode
+        where = files.read_text().splitlines() if files.exists() and not names_tests else []
+    markers = ["-m", "gpu and not real_gpu and gpus"]
+    command += [*markers, *where, *arguments]
+    second = subprocess.run(command, cwd=ROOT, env=environment).returncode
+    ran = [each for each in (first, second) if not (each == NO_TESTS and arguments)]
+    return next(filter(None, ran), 0) if ran else NO_TESTS
 
 
 def test_ranks(arguments: Sequence[str]) -> int:
@@ -346,7 +366,7 @@ def test_peers(arguments: Sequence[str]) -> int:
     command = [str(python), "-m", "pytest", "-m", "peers or torch or jax", "-p", "no:cacheprovider"]
     environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": "peers,torch,jax"}
     command += ["tests/optimizers/test_peers.py", "tests/interop", "tests/project/test_docs.py"]
-    command += ["tests/project/test_gpu_torch.py", *arguments]
+    command += arguments
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 

@@ -26,7 +26,7 @@ def make_workloads() -> Iterator[Workload]:
 def make_dense_accumulator() -> Workload:
     """Makes the workload of three small gradients and a take: it shows the cost of calls."""
     gradients = list(np.random.default_rng(0).standard_normal((_WORKERS, _FLOATS), np.float32))
-    accumulator = gpuopt.ConditionalAccumulator(np.float32, (_FLOATS,))
+    accumulator = gpuopt.distributed.ConditionalAccumulator(np.float32, (_FLOATS,))
     total = np.empty(_FLOATS, np.float32)
 
     def copy() -> None:
@@ -65,7 +65,7 @@ def make_sync_step() -> Workload:
     def alone() -> None:
         step, w = _make_step_and_variable()
         optimizer = gpuopt.GradientDescentOptimizer(0.1)
-        accumulator = gpuopt.ConditionalAccumulator(np.float32, (_FLOATS,))
+        accumulator = gpuopt.distributed.ConditionalAccumulator(np.float32, (_FLOATS,))
         for count in range(_STEPS):
             accumulator.apply_grad(gradient, count)
             accumulator.apply_grad(gradient, count)
@@ -91,7 +91,7 @@ def make_sparse_accumulator() -> Workload:
         )
         for _ in range(_WORKERS)
     ]
-    accumulator = gpuopt.SparseConditionalAccumulator(np.float32, (_HEIGHT, _WIDTH))
+    accumulator = gpuopt.distributed.SparseConditionalAccumulator(np.float32, (_HEIGHT, _WIDTH))
 
     def add_at() -> None:
         indices = np.concatenate([gradient.indices for gradient in gradients])

@@ -19,7 +19,6 @@ from rich.table import Table
 
 from bench.gpu_first_step import JOBS as FIRST_STEPS
 from bench.gpu_harness import Measured, measure
-from bench.gpu_modelled import find_model
 from bench.gpu_targets import GPU, TARGETS, judge
 from bench.gpu_workloads import Offer, offer_workloads
 from bench.harness import RESULTS, ROOT, Workload, write_results
@@ -63,7 +62,7 @@ def main() -> int:
     }
     console.print(f"copies reach {copy / 1e9:.0f} GB/s", highlight=False)
     offers = list(offer_workloads(place, options.only))
-    verdicts, failed, measured = [], False, {}
+    verdicts, failed = [], False
     for number, offer in enumerate(offers):
         seconds = (deadline - perf_counter()) / (len(offers) - number)
         free_memory()
@@ -72,9 +71,6 @@ def main() -> int:
         except Exception as error:  # time on a GPU is scarce: run the other workloads
             console.print_exception()
             found, failed = {"not_run": f"{type(error).__name__}: {error}"}, True
-        if "contenders" in found:
-            found |= find_model(on["gpu"], offer.name)
-        measured[offer.name] = found
         console.print(make_table(offer.name, found))
         verdicts += found.get("targets", [])
         if not options.no_results:
@@ -83,7 +79,6 @@ def main() -> int:
             )
     for verdict in verdicts:
         console.print(str(verdict), highlight=False)
-    console.print(make_model_table(on["gpu"], measured))
     if offers and not options.no_results:
         console.print(f"written: {path}", soft_wrap=True, highlight=False)
     return 1 if failed else 0
@@ -123,10 +118,11 @@ def profile_missed_targets(
 ) -> dict[str, Any]:
     """Profiles gpuopt and each contender of a missed target; returns {} if none was missed."""
     missed = [verdict.target for verdict in verdicts if verdict.met is False]
-    names = {"gpuopt", *(target.against for target in missed if target.against)} if missed else {}
+    wanted = {"gpuopt", *(target.against for target in missed)} if missed else set()
     return {
-        name: profile(workload.contenders[name], clock, on_gpu=isinstance(clock, GpuClock))
-        for name in sorted(names)
+        name: profile(contender, clock, on_gpu=isinstance(clock, GpuClock))
+        for name, contender in sorted(workload.contenders.items())
+        if name in wanted
     }
 
 
@@ -197,7 +193,7 @@ def make_table(name: str, found: Mapping[str, Any]) -> Table:
     """Makes a table of the results of one workload."""
     result = Table(title=f"{name}: {found.get('description', found.get('not_run'))}")
     headings = (
-        *("", "device ms", "p10", "p90", "gpuopt / its", "GB/s", "of copy"),
+        *("", "device ms", "p10", "p90", "dirty ms", "gpuopt / its", "GB/s", "of copy"),
         *("wall ms", "p10", "p90", "gpuopt / its", "runs ahead"),
     )
     for heading in headings:
@@ -208,6 +204,7 @@ def make_table(name: str, found: Mapping[str, Any]) -> Table:
         result.add_row(
             contender,
             *(f"{ms:.3f}" for ms in (device.median_ms, device.p10_ms, device.p90_ms)),
+            "" if measured.device_dirty is None else f"{measured.device_dirty.median_ms:.3f}",
             f"{device.ratio:.2f}",
             f"{device.gb_per_s:.0f}",
             f"{device.share_of_copy:.0%}",
@@ -217,26 +214,6 @@ def make_table(name: str, found: Mapping[str, Any]) -> Table:
         )
     if found.get("left_out"):
         result.caption = "; ".join(f"no {name}: {why}" for name, why in found["left_out"].items())
-    return result
-
-
-def make_model_table(gpu: str, measured: Mapping[str, Any]) -> Table:
-    """Makes a table of gpuopt's measured times beside the modelled ones; see `find_model`."""
-    result = Table(title=f"device times on {gpu}, microseconds: measured, and from the model")
-    for heading in ("", "measured", "modelled", "measured / modelled"):
-        result.add_column(heading, justify="right" if heading else "left")
-    for name, found in measured.items():
-        modelled_us = found.get("modelled_us")
-        contenders = found.get("contenders")
-        us = 1e3 * contenders["gpuopt"].device.median_ms if contenders else None
-        result.add_row(
-            name,
-            "not run" if us is None else f"{us:.1f}",
-            "no model" if modelled_us is None else f"{modelled_us:.1f}",
-            f"{us / modelled_us:.2f}" if us is not None and modelled_us is not None else "",
-        )
-    reasons = {found["no_model"] for found in measured.values() if "no_model" in found}
-    result.caption = "; ".join(sorted(reasons)) or None
     return result
 
 

@@ -1,38 +1,178 @@
-"""Makes a virtual environment on top of a machine's packages, without a network.
+"""Brings what gpuopt and its tests need beside a machine's packages, without a network.
 
-The environment sees the machine's packages, also those of an active virtual environment, and does
-not change them. Further packages that gpuopt and its tests need come from a folder of wheels.
+    python3 bench/gpu_environment.py FOLDER [--wheels WHEELS]
+    python3 bench/gpu_environment.py --fetch WHEELS [--python 3.12]
 
-    python3 bench/gpu_environment.py FOLDER [WHEELS]
+The first command lists what is missing on the machine, too old or too new for pyproject.toml. It
+installs that into FOLDER, from a folder of wheels, but never another numpy, CuPy or torch. The
+machine's Python finds it if PYTHONPATH names FOLDER. The machine's own packages stay as they are.
+
+The second one, on a machine with a network, fetches these wheels for Linux on x86-64.
 """
 
 from __future__ import annotations
 
+import argparse
+import operator
+import os
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
-import venv
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-_FOR_TESTS = ("pytest>", "hypothesis")
+_FOR_TESTS = ("pytest", "pytest-xdist", "pytest-benchmark", "hypothesis")
+# The machine's own, and the names under which it may have them.
+_OWN = {
+    "numpy": ("numpy",),
+    "cupy": ("cupy-cuda12x", "cupy-cuda13x", "cupy"),
+    "torch": ("torch",),
+}
+# Nothing runs without these; of the others, tests and phases say themselves what they leave out.
+_NEEDED_BY_ALL = ("numpy", "ml_dtypes", "cupy")
+_OPERATORS = {">=": operator.ge, "<": operator.lt, "==": operator.eq}
+# pip takes a wheel only if its platform is among those that are named.
+_PLATFORMS = [
+    *(f"manylinux_2_{minor}_x86_64" for minor in (34, 31, 28, 27, 24, 17, 12, 5)),
+    *("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"),
+]
 
 
-def main(folder: str, wheels: str | None = None) -> int:
-    """Returns pip's status: not 0 if a package is neither on the machine nor among the wheels."""
-    venv.create(folder, with_pip=False)
-    [packages] = Path(folder).glob("lib/python*/site-packages")
-    seen = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    (packages / "machine.pth").write_text("\n".join(seen))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    needed = [
-        *project["project"]["dependencies"],
-        *(need for need in project["dependency-groups"]["test"] if need.startswith(_FOR_TESTS)),
-    ]
-    sources = ["--no-index", *([] if wheels is None else ["--find-links", wheels])]
-    pip = [str(Path(folder, "bin", "python")), "-m", "pip", "install", "--quiet"]
-    return subprocess.run([*pip, "--disable-pip-version-check", *sources, *needed]).returncode
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", nargs="?", type=Path, help="for the packages that are brought")
+    parser.add_argument("--wheels", type=Path, help="a folder that --fetch has filled")
+    parser.add_argument("--fetch", type=Path, metavar="WHEELS", help="fill this folder instead")
+    parser.add_argument(
+        "--python",
+        default=".".join(map(str, sys.version_info[:2])),
+        help="the version of the machine's Python, to fetch for (default: %(default)s)",
+    )
+    options = parser.parse_args()
+    if (options.folder is None) == (options.fetch is None):
+        parser.error("give either FOLDER or --fetch WHEELS")
+    if options.fetch is not None:
+        return fetch(options.fetch, options.python)
+    return bring(options.folder, options.wheels)
+
+
+def requirements() -> list[str]:
+    """Lists what gpuopt and its tests on a GPU need, as pyproject.toml has it."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    of_tests = settings["dependency-groups"]["test"]
+    chosen = [each for each in of_tests if _name_of(each) in _FOR_TESTS]
+    return [*settings["project"]["dependencies"], *chosen]
+
+
+def requirements_of_the_machine() -> list[str]:
+    """Lists what only the machine can bring, as pyproject.toml has it: CuPy and torch."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = settings["project"]["optional-dependencies"]
+    [cupy] = extras["cuda13"]
+    bounds = re.sub(r"^[^>]*|;.*", "", cupy)
+    return [f"cupy{bounds}", *(each for each in extras["bench"] if _name_of(each) == "torch")]
+
+
+def fetch(folder: Path, python: str) -> int:
+    """Downloads wheels of the requirements and of what these need, but for numpy.
+
+    Returns:
+        pip's status.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    for platform in _PLATFORMS:
+        command += ["--platform", platform]
+    status = subprocess.run([*command, "--dest", str(folder), *requirements()]).returncode
+    for wheel in folder.glob("numpy-*.whl"):
+        wheel.unlink()
+    print(*sorted(wheel.name for wheel in folder.glob("*.whl")), sep="\n")
+    return status
+
+
+def bring(folder: Path, wheels: Path | None) -> int:
+    """Installs what the machine lacks, and prints what that is.
+
+    Returns:
+        1 if it still lacks what everything needs.
+    """
+    lines, lacking = [], set()
+    for requirement in [*requirements(), *requirements_of_the_machine()]:
+        name = _name_of(requirement)
+        found = _installed(name)
+        if _fits(found, requirement):
+            continue
+        brought = ""
+        if wheels is not None and name not in _OWN:
+            brought = f"; {_bring(folder, wheels, requirement)}"
+        lines.append(f"  {requirement}: {f'{found} is' if found else 'not'} here{brought}")
+        if found is None and not brought.startswith("; brought"):
+            lacking.add(name)
+    if find_sanitizer() is None:
+        lines.append("  compute-sanitizer: not here")
+    print("missing, too old or too new on this machine:" if lines else "nothing is missing")
+    print("".join(f"{line}\n" for line in lines), end="")
+    return 1 if lacking & set(_NEEDED_BY_ALL) else 0
+
+
+def find_sanitizer() -> str | None:
+    """Returns NVIDIA's checker, from PATH or from beside CUDA's compiler."""
+    beside = os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin")
+    return shutil.which(
+        "compute-sanitizer", path=f"{os.environ.get('PATH', '')}{os.pathsep}{beside}"
+    )
+
+
+def _name_of(requirement: str) -> str:
+    return re.split(r"[^\w-]", requirement)[0]
+
+
+def _installed(name: str) -> str | None:
+    for distribution in _OWN.get(name, (name,)):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            pass
+    return None
+
+
+def _fits(found: str | None, requirement: str) -> bool:
+    if found is None:
+        return False
+    bounds = re.findall(r"(>=|<|==)\s*([\d.]+)", requirement.partition(";")[0])
+    return all(_OPERATORS[sign](_numbers(found), _numbers(bound)) for sign, bound in bounds)
+
+
+def _numbers(text: str) -> list[int]:
+    return [*map(int, re.findall(r"\d+", text)), 0, 0][:3]
+
+
+def _bring(folder: Path, wheels: Path, requirement: str) -> str:
+    """Installs a package, and of what it needs whatever the machine lacks; says what came of it."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-index", "--find-links", str(wheels), "--no-deps", "--upgrade"]
+    finished = subprocess.run(
+        [*command, "--target", str(folder), requirement], capture_output=True, text=True
+    )
+    if finished.returncode:
+        reasons = [line for line in finished.stderr.splitlines() if line.startswith("ERROR")]
+        return f"not brought: {(reasons or ['pip fails'])[-1].removeprefix('ERROR: ')}"
+    [installed] = distributions(name=_name_of(requirement), path=[str(folder)])
+    for needed in installed.requires or []:
+        name = _name_of(needed)
+        brought = [each.name for each in distributions(path=[str(folder)])]
+        if "extra ==" in needed or name in (*_OWN, *brought) or _fits(_installed(name), needed):
+            continue
+        # Not among the wheels is what is for other systems.
+        if any(re.split("-", file.name)[0] == name.replace("-", "_") for file in wheels.iterdir()):
+            _bring(folder, wheels, needed.partition(";")[0].strip())
+    return f"brought from {wheels.name}"
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

@@ -6,6 +6,7 @@ import gc
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 from bench.harness import Timing, Workload, summarize
@@ -29,12 +30,15 @@ class Measured:
 
     Attributes:
         device: The time on the device from the beginning of a step's first kernel to the end of its
-            last one, enqueued beforehand. GB/s and the share of a copy are computed from it.
+            last one, enqueued beforehand, with nothing in the caches that must be written back.
+            GB/s and the share of a copy are computed from it.
         wall: The time of `wall_steps` steps and a wait for the device, divided by their number.
         wall_steps: The number of steps in each sample of `wall`.
         first_step_ms: The time of the first step, which may compile.
         runs_ahead: Whether the host has enqueued a step before the device begins it. If so, the
             host waits neither for the device nor for room in the queue of launches.
+        device_dirty: As `device`, with caches full of data that must be written back; None where
+            the clock does not tell it from `device`.
     """
 
     device: Timing
@@ -42,6 +46,7 @@ class Measured:
     wall_steps: int
     first_step_ms: float
     runs_ahead: bool | None
+    device_dirty: Timing | None = None
 
 
 def measure(
@@ -58,7 +63,7 @@ def measure(
         clock: The device's clock.
         copy_bytes_per_second: The bandwidth of a copy, for comparison.
         seconds: The time limit; at least three rounds are made.
-        rounds: The largest number of rounds, for each of the two kinds of time.
+        rounds: The largest number of rounds, for each kind of time.
     """
     gc.collect()
     contenders = workload.contenders
@@ -71,22 +76,30 @@ def measure(
         for name, step in contenders.items()
     }
 
-    def device_ms(name: str) -> float:
+    def device_ms(name: str, dirty: bool) -> float:
         head_start = min(_HEAD_START * host_ms[name], _MOST_HEAD_START_MS)
-        return clock.device_ms(contenders[name], head_start)
+        return clock.device_ms(contenders[name], head_start, dirty=dirty)
 
     def wall_ms(name: str) -> float:
         return _measure_wall_ms(clock, contenders[name], steps[name])
 
-    device = _sample_in_turn(contenders, device_ms, seconds / 3, rounds)
-    wall = _sample_in_turn(contenders, wall_ms, seconds * 2 / 3, rounds)
+    def summary(samples: Mapping[str, list[float]], name: str) -> Timing:
+        return summarize(workload, samples[name], samples["gpuopt"], None, copy_bytes_per_second)
+
+    clean = partial(device_ms, dirty=False)
+    device = _sample_in_turn(contenders, clean, seconds / 3, rounds)
+    dirty: dict[str, list[float]] = {}
+    if clock.can_be_dirty:
+        dirty = _sample_in_turn(contenders, partial(device_ms, dirty=True), seconds / 6, rounds)
+    wall = _sample_in_turn(contenders, wall_ms, seconds / 2, rounds)
     return {
         name: Measured(
-            summarize(workload, device[name], device["gpuopt"], None, copy_bytes_per_second),
-            summarize(workload, wall[name], wall["gpuopt"], None, copy_bytes_per_second),
+            summary(device, name),
+            summary(wall, name),
             steps[name],
             round(first[name], 3),
             clock.runs_ahead(step, host_ms[name]),
+            summary(dirty, name) if dirty else None,
         )
         for name, step in contenders.items()
     }

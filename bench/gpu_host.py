@@ -1,4 +1,4 @@
-"""Times the host's part of steps on GPUs, on GPUs that are not there.
+"""Times the host's part of steps on GPUs, on the stub driver.
 
     .venv/bin/python -m bench.gpu_host
 
@@ -47,7 +47,7 @@ class _Workload(NamedTuple):
 WORKLOADS = {
     "dense_adam_1_tensor": _Workload(40, 73, {"shapes": [(1000,)]}),
     "dense_adam_gpt2": _Workload(60, 103, {"shapes": _GPT2}),
-    # The host's part hides behind the GPU's, which is modelled as longer for GPT-2's full shapes.
+    # The host's part hides behind the GPU's: a step of GPT-2's full shapes moves 3.5 GB.
     "dense_adam_gpt2_40_groups": _Workload(250, None, {"shapes": _GPT2, "num_groups": 40}),
     "dense_adam_gpt2_three_sets": _Workload(150, 216, {"shapes": _GPT2, "num_sets": 3}),
     "dense_adam_10000x64": _Workload(1500, 2900, {"shapes": [(64,)] * 10_000}),
@@ -96,7 +96,7 @@ def main() -> None:
     Console().print(table)
     if not options.no_results:
         results = {"against": options.against and describe_commit(Path(options.against))}
-        name = "driver that is not there"
+        name = "stub driver"
         path = write_results({**results, "workloads": measured}, name=name)
         print(f"written: {path.relative_to(ROOT)}")
 

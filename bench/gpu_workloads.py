@@ -47,6 +47,8 @@ class Sizes:
         many: For each name: (number of small tensors, number of elements of each).
         table: The embedding table's (height, width).
         lookups: The number of rows of a sparse gradient.
+        tables: Of each of the ten tables that are updated in one call: (height, width).
+        lookups_of_each: The number of rows of each one's gradient.
         divisor: Each side of a model's tensors is divided by this.
     """
 
@@ -56,35 +58,9 @@ class Sizes:
     )
     table: tuple[int, int] = (10_000_000, 128)
     lookups: int = 65_536
+    tables: tuple[int, int] = (1_680_000, 128)
+    lookups_of_each: int = 105_000
     divisor: int = 1
-
-
-class DenseTask(NamedTuple):
-    """What a dense step updates.
-
-    Attributes:
-        job: The name of the optimizer, among `JOBS`.
-        shapes: The tensors'.
-        num_sets: How many sets of gradient arrays the steps use in turn.
-    """
-
-    job: str
-    shapes: Shapes
-    num_sets: int
-
-
-class SparseTask(NamedTuple):
-    """What a sparse step updates.
-
-    Attributes:
-        job: The name of the optimizer, among `JOBS`; Adam stands for LazyAdam.
-        table: The embedding table's (height, width).
-        lookups: The number of rows of the gradient.
-    """
-
-    job: str
-    table: tuple[int, int]
-    lookups: int
 
 
 class Offer(NamedTuple):
@@ -93,13 +69,11 @@ class Offer(NamedTuple):
     Attributes:
         name: The workload's name.
         needed_bytes: How much of the device's memory it needs.
-        task: What one of its steps updates.
         make: Makes the workload. Also returns the contenders that cannot run here, with reasons.
     """
 
     name: str
     needed_bytes: int
-    task: DenseTask | SparseTask
     make: Callable[[], tuple[Workload, dict[str, str]]]
 
 
@@ -121,10 +95,10 @@ def _offer_all(place: Place, sizes: Sizes) -> Iterator[Offer]:
     resnet50 = shrink(list_resnet50_shapes(), sizes.divisor)
     for job in ("adam", "momentum"):
         yield _offer_dense(place, job, "resnet50", "the 161 tensors of a ResNet-50", resnet50)
-    yield _offer_sparse(place, sizes, "adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_adagrad)
-    yield _offer_sparse(
-        place, sizes, "adam", "LazyAdam", gpuopt.LazyAdamOptimizer, _torch_sparse_adam
-    )
+    table, tables = (sizes.table, sizes.lookups, 1), (sizes.tables, sizes.lookups_of_each, 10)
+    yield _offer_sparse(place, _ADAGRAD, *table)
+    yield _offer_sparse(place, _LAZY_ADAM, *table)
+    yield _offer_sparse(place, _LAZY_ADAM, *tables)
     for name, (count, size) in sizes.many.items():
         what, shapes = f"{count:,} tensors of {size:,} elements each", [(size,)] * count
         yield _offer_dense(
@@ -182,8 +156,7 @@ def _offer_dense(
     arrays = (
         5 * (1 + len(job.state)) + num_sets + 3
     )  # five contenders, and temporaries of the formula
-    task = DenseTask(job_name, shapes, num_sets)
-    return Offer(f"gpu_{job_name}_{name}", 4 * elements * arrays, task, make)
+    return Offer(f"gpu_{job_name}_{name}", 4 * elements * arrays, make)
 
 
 def _make_gradients(xp: Any, shapes: Shapes) -> list[Any]:
@@ -199,47 +172,70 @@ def _torch_sparse_adam(torch: Any, parameters: Any) -> Any:
     return torch.optim.SparseAdam(parameters, RATE)
 
 
+class _SparseJob(NamedTuple):
+    """An optimizer of tables.
+
+    Attributes:
+        job: The name of its formula, among `JOBS`.
+        title: Its name.
+        ours: Makes gpuopt's, from the learning rate.
+        peer: Makes torch's, from (torch, parameters).
+    """
+
+    job: str
+    title: str
+    ours: Callable[[float], gpuopt.Optimizer]
+    peer: Callable[[Any, Any], Any]
+
+
+_ADAGRAD = _SparseJob("adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_adagrad)
+_LAZY_ADAM = _SparseJob("adam", "LazyAdam", gpuopt.LazyAdamOptimizer, _torch_sparse_adam)
+
+
 def _offer_sparse(
-    place: Place,
-    sizes: Sizes,
-    job_name: str,
-    title: str,
-    ours: Callable[[float], gpuopt.Optimizer],
-    peer: Callable[[Any, Any], Any],
+    place: Place, sparse: _SparseJob, table: tuple[int, int], lookups: int, num_tables: int
 ) -> Offer:
-    job = JOBS[job_name]
-    height, width = sizes.table
-    name = f"gpu_sparse_{title.lower()}"
+    """Offers steps of tables of one size, each of which has a gradient of `lookups` rows."""
+    job = JOBS[sparse.job]
+    height, width = table
+    name = f"gpu_sparse_{sparse.title.lower()}"
+    where = f"a table of {height:,} x {width}"
+    if num_tables > 1:
+        name += f"_{num_tables}_tables"
+        where = f"each of {num_tables} tables of {height:,} x {width}"
 
     def make() -> tuple[Workload, dict[str, str]]:
-        host_rows, host_values = draw_lookups(sizes.table, sizes.lookups)
-        rows, values = place.xp.asarray(host_rows), place.xp.asarray(host_values)
+        xp = place.xp
+        host_rows, host_values = draw_lookups(table, lookups)
+        # Arrays of their own: else a cache would have the gradients of all tables but the first.
+        gradients = [(xp.asarray(host_values), xp.asarray(host_rows)) for _ in range(num_tables)]
 
-        def make_table() -> Any:
-            return place.xp.ones(sizes.table, dtype=np.float32)
+        def make_tables() -> list[Any]:
+            return [xp.ones(table, dtype=np.float32) for _ in range(num_tables)]
 
-        contenders = {
-            "gpuopt": make_our_sparse_step(partial(ours, RATE), [make_table()], [(values, rows)])
+        ours = partial(sparse.ours, RATE)
+        contenders: dict[str, Step] = {
+            "gpuopt": make_our_sparse_step(ours, make_tables(), gradients)
         }
         left_out = {}
         if find_spec("torch") is None:
             left_out["torch sparse"] = "torch is not installed"
         else:
             contenders["torch sparse"] = make_torch_sparse_step(
-                peer, [make_table()], [(values, rows)]
+                sparse.peer, make_tables(), gradients
             )
-        contenders["array operations"] = make_naive_sparse_step(
-            job, place.xp, [make_table()], [(values, rows)]
-        )
+        contenders["array operations"] = make_naive_sparse_step(job, xp, make_tables(), gradients)
         touched = int(np.unique(host_rows).size)
+        # A step reads the gradient's rows and their numbers, and of each different row reads and
+        # writes the weights and the state.
+        given = host_values.nbytes + 8 * lookups
+        updated = 8 * (1 + len(job.state)) * touched * width
         workload = Workload(
             name,
-            f"{title} on {sizes.lookups:,} rows ({touched:,} different) of a table of "
-            f"{height:,} x {width}",
-            host_values.nbytes + 8 * sizes.lookups + 8 * (1 + len(job.state)) * touched * width,
+            f"{sparse.title} on {lookups:,} rows ({touched:,} different) of {where}",
+            num_tables * (given + updated),
             contenders,
         )
         return workload, left_out
 
-    task = SparseTask(job_name, sizes.table, sizes.lookups)
-    return Offer(name, 4 * height * width * 3 * (1 + len(job.state)), task, make)
+    return Offer(name, 4 * height * width * num_tables * 3 * (1 + len(job.state)), make)

@@ -145,7 +145,7 @@ class _Run:
         self._optimizer: Any = gpuopt.AdamOptimizer(**settings)
         if dtype == np.float16:
             inner = gpuopt.AdamOptimizer(**settings, masters="float32")
-            manager = gpuopt.FixedLossScaleManager(_SCALE)
+            manager = gpuopt.contrib.FixedLossScaleManager(_SCALE)
             self._optimizer = gpuopt.LossScaleOptimizer(inner, manager)
 
     def step(self) -> None:

@@ -90,7 +90,7 @@ def _describe(results: Results, file: Path) -> str:
         f"of {results.date[:10]}: float32, on {device},",
         f"with {', '.join(versions)}.",
         f"Medians of {describe_rounds(results)}. A ~ marks times that spread widely.",
-        *([f"A {_DOUBTFUL} marks rows of which the file warns: {doubts}."] if doubts else []),
+        *([f"A {_DOUBTFUL} marks rows with a warning in that file: {doubts}."] if doubts else []),
         *(f"Not run: {_name_task(name)}: {reason}." for name, reason in results.not_run.items()),
     ]
     return "\n".join(lines)

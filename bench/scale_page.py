@@ -23,7 +23,7 @@ from bench.scale import (
 )
 
 PAGE = ROOT / "docs" / "scale.md"
-MEASURED = RESULTS / "model" / "scale.json"
+MEASURED = RESULTS / "scale.json"
 COMMAND = ".venv/bin/python -m bench.scale"
 
 _SIZES_MB = (1, 16)

@@ -1,15 +1,28 @@
-"""The cost of one unusual pair in a known step of 1,000 small variables, and of a closed report."""
+"""A known step of 1,000 small variables: one unusual pair, a tree, and after a closed report.
+
+Also of one small step, compared with another commit's, in processes that take turns:
+
+    .venv/bin/python -m bench.step_path --against CHECKOUT
+
+Commit 3c94777f has no memory of steps that were not finished: see `MOST_US_MORE`.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from itertools import cycle
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 import gpuopt
-from bench.harness import Workload
+from bench.harness import ROOT, Workload
 from bench.targets import Target
 from gpuopt.backends import watching
 
@@ -18,11 +31,17 @@ _FLOATS = 64
 _WARM_UP = 6
 _DENSE = "all dense, the same objects"
 _DENSE_AND_ROWS = "all dense, and the rows in a call of their own"
+_LAYERS = 500
+_LISTED = "apply_gradients, the same pairs"
 _STEPS = 1000
 _NO_REPORT = "no report was ever open"
 _LOOKS = "the looks for a report, alone"
 
-# Ratios in the same run; of pairs, to the all-dense step.
+# What a small step may take longer than that of commit 3c94777f.
+MOST_US_MORE = 1.0
+_ROUNDS = 10
+
+# Ratios in the same run; of pairs, to the all-dense step; of trees, to the same step of a list.
 TARGETS = (
     Target("step_with_one_none", "ratio", _DENSE, at_most=1.3),
     Target("step_with_one_indexed_slices", "ratio", _DENSE_AND_ROWS, at_most=1.2),
@@ -30,6 +49,8 @@ TARGETS = (
     Target("step_of_raw_arrays", "ratio", _DENSE, at_most=1.5),
     Target("step_of_new_views", "ratio", _DENSE, at_most=8.0),
     Target("step_with_new_gradients", "ratio", _DENSE, at_most=1.5),
+    Target("update_of_a_tree_of_variables", "ratio", _LISTED, at_most=1.3),
+    Target("update_of_a_tree_of_arrays", "ratio", _LISTED, at_most=1.3),
     Target("steps_after_a_report", "ratio", _NO_REPORT, at_most=1.05),
     Target("steps_after_a_report", "ratio", _LOOKS, at_least=50.0),
 )
@@ -38,9 +59,38 @@ Step = Callable[[], object]
 
 
 def make_workloads() -> Iterator[Workload]:
-    """Yields one workload for each kind of unusual pair, and one of steps after a report."""
+    """Yields a workload for each kind of unusual pair and of tree, and of steps after a report."""
     yield from _make_pairs()
+    yield _make_tree("update_of_a_tree_of_variables", "Variables", gpuopt.Variable)
+    yield _make_tree("update_of_a_tree_of_arrays", "raw arrays", np.copy)
     yield _make_steps_after_a_report()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.step_path", description=__doc__)
+    parser.add_argument("--against", metavar="CHECKOUT", required=True, help="another gpuopt")
+    options = parser.parse_args()
+    samples: dict[str, dict[str, list[float]]] = {}
+    for _ in range(_ROUNDS):
+        for checkout in (options.against, str(ROOT)):
+            for step, time_us in _time_small_steps_us(checkout).items():
+                samples.setdefault(step, {}).setdefault(checkout, []).append(time_us)
+    for step, by_checkout in samples.items():
+        then, now = (median(times) for times in by_checkout.values())
+        is_met = "met" if now - then <= MOST_US_MORE else "missed"
+        print(f"{step}: {now:.2f} us, {now - then:+.2f} us; at most {MOST_US_MORE:+}: {is_met}")
+
+
+def _time_small_steps_us(checkout: str) -> dict[str, float]:
+    finished = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "small_step_worker.py")],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": checkout},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(finished.stdout)  # type: ignore[no-any-return]
 
 
 def _make_pairs() -> Iterator[Workload]:
@@ -87,6 +137,31 @@ def _make_pairs() -> Iterator[Workload]:
             operations=_VARIABLES,
             contenders=contenders,
         )
+
+
+def _make_tree(name: str, what: str, make_leaf: Callable[[Any], Any]) -> Workload:
+    """Makes steps of `update` on one tree, and of `apply_gradients` on a list of such leaves."""
+
+    def tree_of(make: Callable[[], Any]) -> Any:
+        return {"layers": [{"W": make(), "b": make()} for _ in range(_LAYERS)]}
+
+    params, grads = tree_of(lambda: make_leaf(_make_array())), tree_of(_make_gradient)
+    optimizer = _make_optimizer()
+    pairs = [(_make_gradient(), make_leaf(_make_array())) for _ in range(2 * _LAYERS)]
+    contenders: dict[str, Step] = {
+        "gpuopt": lambda: optimizer.update(params, grads),
+        _LISTED: _step(pairs),
+    }
+    for contender in contenders.values():
+        for _ in range(_WARM_UP):
+            contender()
+    return Workload(
+        name=name,
+        description=f"Momentum on {_LAYERS} layers of W and b of {_FLOATS} floats; {what}",
+        bytes_moved=2 * _LAYERS * _FLOATS * 4 * 5,
+        operations=2 * _LAYERS,
+        contenders=contenders,
+    )
 
 
 def _make_steps_after_a_report() -> Workload:
@@ -153,3 +228,7 @@ def _make_array() -> np.ndarray[Any, Any]:
 
 def _make_gradient() -> np.ndarray[Any, Any]:
     return np.full(_FLOATS, 1e-3, np.float32)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,9 +11,9 @@ class Target:
 
     Attributes:
         workload: The workload's name.
-        quantity: The name of the measured number. A ratio is gpuopt's time divided by that of
+        quantity: The name of the measured number. A ratio is gpuopt's number divided by that of
             `against` in the same run; other numbers are gpuopt's own.
-        against: The contender that a ratio is with.
+        against: A contender, or a copy in memory; None for numbers that are no ratios.
         at_most: The largest number that meets the target, or None.
         at_least: The smallest number that meets the target, or None.
     """

@@ -14,13 +14,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 import gpuopt
+from gpuopt import environment
 from gpuopt.backends import backend_for
 from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.bench import command as bench
 from gpuopt.bench.results import ResultsError
-from gpuopt.bench.workloads import DTYPES, list_tasks
-from gpuopt.completion import SHELLS, make_script
-from gpuopt.demo.settings import NAMES
+from gpuopt.bench.workloads import DTYPES
+from gpuopt.demo.settings import DEFAULT_NAMES, NAMES
 from gpuopt.demo.train import BATCH_SIZE, DEFAULT_STEPS, train
 from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
@@ -39,6 +39,7 @@ environment:
   GPUOPT_COMPILED   0: rules run as numpy's calls, and are not compiled
   GPUOPT_CACHE_DIR  the folder of compiled rules
   CXX               the C++ compiler, with arguments if need be
+  XDG_CACHE_HOME    without GPUOPT_CACHE_DIR, compiled rules are in its subfolder gpuopt
   GPUOPT_CHECK      1: each step waits until a GPU has checked the rows of sparse gradients
   CUPY_CACHE_DIR    the folder where CuPy keeps compiled kernels
 
@@ -106,12 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     parser = _make_parser()
     options = parser.parse_args(arguments)
-    if options.print_completion:
-        return _print_completion(parser, options.print_completion)
     if options.command == "info":
         for subject, answer in describe():
-            print(f"{subject:<12}{answer}")
+            print(f"{subject:<16} {answer}")
         return 0
+    try:
+        environment.settings()
+    except ValueError as error:
+        parser.error(str(error))
     if options.command == "demo":
         if options.ranks != "workers" and (options.replicas_to_aggregate or 1) > options.workers:
             parser.error("--replicas-to-aggregate must not be more than --workers")
@@ -121,21 +124,6 @@ def _run(arguments: Sequence[str] | None) -> int:
             parser.error(reason)
         return _run_bench(options)
     parser.error("a command is missing: bench, demo or info; --help says more")
-
-
-def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
-    words = {
-        "device": ("auto", "cpu", "gpu"),
-        "optimizer": (*NAMES, "all"),
-        "patterns": [task.name for task in list_tasks()],
-    }
-    try:
-        script = make_script(parser, shell, words, files=("compare", "html", "json", "output"))
-    except ImportError as error:
-        print(f"gpuopt: {error}", file=sys.stderr)
-        return 1
-    print(script)
-    return 0
 
 
 def _run_bench(options: argparse.Namespace) -> int:
@@ -185,7 +173,7 @@ def _run_demo(options: argparse.Namespace) -> int:
                 )
             return 2
     console = Console(quiet=not is_first)
-    names = NAMES if options.optimizer == "all" else [options.optimizer]
+    names = NAMES if "all" in options.optimizer else options.optimizer
     results = []
     for name in names:
         with show_progress(console, name, options.steps) as on_step:
@@ -231,12 +219,6 @@ def _make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"gpuopt {gpuopt.__version__}")
-    parser.add_argument(
-        "--print-completion",
-        choices=SHELLS,
-        metavar="SHELL",
-        help=f"print a script that completes gpuopt's arguments in a shell: {', '.join(SHELLS)}",
-    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     commands.add_parser(
         "info",
@@ -248,16 +230,17 @@ def _make_parser() -> argparse.ArgumentParser:
         "demo",
         help="train a classifier of handwritten digits",
         description="Trains a classifier of handwritten digits, whose images are in the package, "
-        "by each optimizer that is named; prints a table of speed and accuracy, and draws curves "
+        "by each optimizer that is named; prints a table of times and accuracies, and draws curves "
         "where matplotlib is installed.",
         formatter_class=_Help,
     )
     demo.add_argument(
         "--optimizer",
         type=_parse_optimizer,
-        default="Adam",
+        nargs="+",
+        default=DEFAULT_NAMES,
         metavar="NAME",
-        help=f"one of {', '.join(NAMES)}, or all",
+        help=f"some of {', '.join(NAMES)}, or all",
     )
     _add_device(demo)
     demo.add_argument(

@@ -84,14 +84,16 @@ def open_aside(path: Path, permissions: int = 0o666) -> Iterator[AsideFile]:
         path: The file that the new one is named after.
         permissions: The new file's permission bits, before the process's umask is applied.
     """
-    file = _new_locked(path, permissions)
+    process = os.getpid()
+    made: list[Path] = []
     try:
-        with file:
+        with _new_locked(path, permissions, made) as file:
             yield file
     except BaseException:
-        if file.is_this_processes():
-            with suppress(OSError):
-                os.unlink(file.name)
+        if os.getpid() == process:
+            for name in made:
+                with suppress(OSError):
+                    os.unlink(name)
         raise
 
 
@@ -162,12 +164,15 @@ def this_user() -> int:
     return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
-def _new_locked(path: Path, permissions: int) -> AsideFile:
+def _new_locked(path: Path, permissions: int, made: list[Path]) -> AsideFile:
+    """Makes a file under a new name, which is added to `made` before: Ctrl-C may come after it."""
     while True:
         aside = aside_name(path)
+        made.append(aside)
         try:
             file = AsideFile(aside, permissions)
         except FileExistsError:
+            made.remove(aside)
             continue
         # Before it was locked, another process may have removed it as abandoned.
         if _lock(file.fileno()) is not False and _is_at(file.fileno(), aside):

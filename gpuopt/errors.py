@@ -11,6 +11,15 @@ All other errors are built-in types: ValueError for a wrong shape or value, Type
 type or dtype, IndexError for a row outside a variable, RuntimeError for a wrong call.
 """
 
+__all__ = [
+    "CancelledError",
+    "CheckpointError",
+    "DeadlineExceededError",
+    "DeviceUnavailableError",
+    "GpuoptError",
+    "WorkerFailedError",
+]
+
 
 class GpuoptError(Exception):
     """Base of gpuopt's own exceptions."""

@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Callable
 
 import gpuopt
-from gpuopt.backends.cpu.compiler import compiler, why_not_compiled
+from gpuopt import environment
+from gpuopt.backends.cpu.compiler import compiler, why_compiler_fails, why_not_compiled
 from gpuopt.backends.cpu.threads import num_threads
 from gpuopt.backends.cuda.availability import (
     CUPY_DISTRIBUTIONS,
@@ -39,6 +40,7 @@ def describe() -> list[tuple[str, str]]:
         rows.append(("driver", f"runs CUDA up to {major}.{minor}"))
     rows.append(("cpu", f"usable, {os.cpu_count()} cores"))
     rows.append(("threads", _call_or_explain(lambda: str(num_threads()))))
+    rows += environment.describe()
     rows.append(("mpi", describe_mpi()))
     rows.append(("nccl", describe_nccl()))
     rows.append(("rules", _call_or_explain(_describe_rules)))
@@ -51,7 +53,7 @@ def describe() -> list[tuple[str, str]]:
 
 
 def _describe_rules() -> str:
-    reason = why_not_compiled()
+    reason = why_not_compiled() or why_compiler_fails()
     return f"compiled by {shlex.join(compiler() or [])}" if reason is None else f"numpy: {reason}"
 
 

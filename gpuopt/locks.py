@@ -137,8 +137,7 @@ class Condition(Lock):
 def call_locked(locks: Sequence[Lock], call: Callable[[], Result]) -> Result:
     """Holds locks while `call` runs, and returns its result.
 
-    Holds none of them while it waits for another. So two threads may give them in any order, and a
-    signal handler that comes while this thread holds some waits for no thread that waits for these.
+    Holds none of them while it waits for another, so that two threads may give them in any order.
 
     Raises:
         DeadlineExceededError: another thread does not release one of them.
@@ -189,13 +188,7 @@ def _call_holding(
 class Waiting:
     """One wait for something that is looked at again and again."""
 
-    def __init__(self, deadline_s: float | None = None) -> None:
-        """Begins to wait.
-
-        Args:
-            deadline_s: How long without progress; None for `DEADLINE_S`.
-        """
-        self._deadline_s = DEADLINE_S if deadline_s is None else deadline_s
+    def __init__(self) -> None:
         self._began = time.monotonic()
         self._pause_s = _SHORTEST_PAUSE_S
 
@@ -214,8 +207,8 @@ class Waiting:
         Raises:
             DeadlineExceededError: it has not gone on for too long.
         """
-        if time.monotonic() - max(self._began, last_progress) > self._deadline_s:
-            raise DeadlineExceededError(f"waited {self._deadline_s:g} s for {describe()}")
+        if time.monotonic() - max(self._began, last_progress) > DEADLINE_S:
+            raise DeadlineExceededError(f"waited {DEADLINE_S:g} s for {describe()}")
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 

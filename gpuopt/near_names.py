@@ -34,10 +34,16 @@ OTHER_LIBRARIES = {
     "tensor": ("Variable",),
     "valueandgrad": ("value_and_gradients",),
 }
+_MODULES_OF_OTHERS = {
+    "train": ("tf.train", "Coming from TensorFlow"),
+    "optim": ("torch.optim", "Coming from PyTorch"),
+}
 # Of the end of a name, as in "SGD".
 _FEWEST_LETTERS = 3
 
-_STEP = "minimize(loss), or apply_gradients([(gradient, variable)]), makes a step"
+_STEP = (
+    "minimize(loss), update(params, grads) or apply_gradients([(gradient, variable)]) makes a step"
+)
 _GROUPS = "groups has the hyperparameters of each group, which can be set"
 # What optimizers of torch, Keras and optax have.
 _OTHER_MEMBERS = {
@@ -47,7 +53,6 @@ _OTHER_MEMBERS = {
     "iterations": "a variable counts steps: apply_gradients(pairs, global_step=step)",
     "param_groups": _GROUPS,
     "step": _STEP,
-    "update": _STEP,
     "zero_grad": "gradients are not kept from step to step: there is nothing to clear",
 }
 
@@ -69,6 +74,12 @@ def describe_missing_member(optimizer: str, name: str, hyperparameter: str | Non
 def describe_missing(name: str, names: Iterable[str]) -> str:
     """Returns the message for a missing attribute, with the public names near it."""
     message = f"module 'gpuopt' has no attribute {name!r}"
+    if name in _MODULES_OF_OTHERS:
+        library, page = _MODULES_OF_OTHERS[name]
+        return (
+            f"{message}; {library}'s optimizers are here by their names, as gpuopt.AdamOptimizer: "
+            f'see "{page}" in the documentation'
+        )
     near = [] if name.startswith("_") else find_near(name, names)
     return f"{message}; it has {', '.join(near)}" if near else message
 

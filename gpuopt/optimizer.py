@@ -11,9 +11,11 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
+from gpuopt import environment
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
 from gpuopt.choices import is_one_of
+from gpuopt.listed import ListsWhatUsersNeed
 from gpuopt.locks import Lock
 from gpuopt.state.copies import CopiedByConstructor
 from gpuopt.state.state import Description, State
@@ -21,6 +23,7 @@ from gpuopt.state.state_dict import OptimizerState, load_state, read_state
 from gpuopt.step.device_scaling import DeviceScaling, Key
 from gpuopt.step.finite_gradients import FiniteGradients
 from gpuopt.step.hooks import Hooks
+from gpuopt.step.leaves import Leaves, paired
 from gpuopt.step.loss import (
     GATE_GRAPH,
     GATE_NONE,
@@ -34,17 +37,23 @@ from gpuopt.step.one_by_one import update_one_by_one
 from gpuopt.step.pairs import Gradient, as_list
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.report import Report, reporting
+from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.step import Step, ThisThread
 from gpuopt.step.updates import HookUpdates, Updates, dtypes_of
+from gpuopt.trees import is_leaf
 from gpuopt.variables.gate import between_writes
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
+from gpuopt.variables.row_changes import forget_plans
+from gpuopt.variables.undo import all_or_nothing
+from gpuopt.variables.unfinished import accept_steps_of
 from gpuopt.variables.variable import Variable, as_variable
 
 # What to do about a gradient that holds NaN or infinity.
 OnNonfinite = Literal["propagate", "skip", "raise"]
 
+Params = TypeVar("Params")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _logger = logging.getLogger("gpuopt")
@@ -71,7 +80,7 @@ def is_marked(method: Any) -> bool:
     return getattr(function, "leaves_gradients_alone", None) is function
 
 
-class Optimizer(CopiedByConstructor, Hooks):
+class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
     """Base of all optimizers.
 
     A user's optimizer overrides, as in TensorFlow 1: `_create_slots`, `_prepare`, `_apply_dense`,
@@ -81,10 +90,44 @@ class Optimizer(CopiedByConstructor, Hooks):
     eager mode.
 
     Threads may share an optimizer. With `use_locking=True` they lose no update.
+
+    Args:
+        use_locking: Updates of one variable take turns.
+        name: Slot variables are named after it.
+        on_nonfinite: What to do if a gradient of a step holds NaN or infinity. "propagate"
+            computes with it, as TensorFlow does; "skip" leaves out the whole step, with all
+            slots and the global step as they were, and logs a warning; "raise" raises
+            FloatingPointError, and nothing is written. Where GPUs have all variables, one of
+            them decides: the host does not wait, logs when it hears of it, and raises the error
+            in a later call, before which no other step is made either (see `check`).
+
+    Raises:
+        ValueError: `name` is empty or None, or `on_nonfinite` is none of the three.
     """
 
+    _unlisted: ClassVar[frozenset[str]] = frozenset(
+        [
+            "GATE_GRAPH",
+            "GATE_NONE",
+            "GATE_OP",
+            "accept_unfinished_step",
+            "finish_is_undoable",
+            "forget_plans",
+            "masters",
+            "open_report",
+            "owner_of_state",
+            "rounding",
+            "row_checks",
+            "slot_codes",
+            "slot_dtype",
+            "state",
+            "this_thread",
+        ]
+    )
     # What watches the steps: see `report`; None if nothing does.
     open_report: Report | None = None
+    # How bfloat16 is rounded stochastically; None if it is not.
+    rounding: StochasticRounding | None = None
 
     GATE_NONE: ClassVar[int] = GATE_NONE
     GATE_OP: ClassVar[int] = GATE_OP
@@ -100,21 +143,7 @@ class Optimizer(CopiedByConstructor, Hooks):
     def __init__(
         self, use_locking: bool, name: str, *, on_nonfinite: OnNonfinite = "propagate"
     ) -> None:
-        """Names the optimizer.
-
-        Args:
-            use_locking: Updates of one variable take turns.
-            name: Slot variables are named after it.
-            on_nonfinite: What to do if a gradient of a step holds NaN or infinity. "propagate"
-                computes with it, as TensorFlow does; "skip" leaves out the whole step, with all
-                slots and the global step as they were, and logs a warning; "raise" raises
-                FloatingPointError, and nothing is written. Where GPUs have all variables, one of
-                them decides: the host does not wait, logs when it hears of it, and raises the error
-                in a later call, before which no other step is made either (see `check`).
-
-        Raises:
-            ValueError: `name` is empty or None, or `on_nonfinite` is none of the three.
-        """
+        environment.settings()
         if not name:
             raise ValueError("Must specify the optimizer name")
         if not isinstance(name, str):
@@ -138,6 +167,8 @@ class Optimizer(CopiedByConstructor, Hooks):
         # The numbers of the calling thread's step.
         self.this_thread = ThisThread()
         self._gate_warning_given = False
+        # The trees that `update` is given.
+        self._leaves = Leaves()
         with _listing:
             _living[next(_serials)] = self
 
@@ -206,8 +237,8 @@ class Optimizer(CopiedByConstructor, Hooks):
 
         With GATE_NONE, each variable is updated as soon as its gradient is final, and the gradient
         is freed: memory holds about one gradient instead of all. If an exception ends such a step,
-        the variables whose gradients were final by then are updated; with the other gates, no
-        variable is.
+        the variables whose gradients were final by then are updated, and the step is to be settled:
+        see `accept_unfinished_step`; with the other gates, no variable is.
 
         Raises:
             ValueError: no variable has a gradient.
@@ -329,6 +360,55 @@ class Optimizer(CopiedByConstructor, Hooks):
         step_if_finite = partial(self._step_if_finite, as_list(grads_and_vars), global_step, name)
         self._on_gpu.call(step_if_finite, partial(self._key_on_gpu, global_step))
 
+    def update(
+        self, params: Params, grads: Any, name: str = "", *, global_step: Any = None
+    ) -> Params:
+        """Updates a tree of parameters in place by the same tree of gradients, as one step.
+
+            params = {"layers": [{"W": w0, "b": b0}, {"W": w1, "b": b1}]}
+            optimizer.update(params, grads)
+
+        A tree is a dict, list, tuple, named tuple or dataclass, of such or of leaves. Gradients are
+        found by keys and places. A leaf is known by the tree's name and its path, as
+        "generator/layers/0/W": its state, its group, checkpoints and errors go by that. An array
+        that later comes to the path in place of another one, of the same shape and dtype and on the
+        same device, goes on with the state. A `Variable` keeps its own name.
+
+        One array, without a name, is known by its memory, as in `apply_gradients`.
+
+        Args:
+            params: The tree, whose leaves are Variables or writable arrays. The optimizer keeps
+                the arrays.
+            grads: The tree of gradients. Each is what `apply_gradients` takes: an array,
+                IndexedSlices, or None, which leaves the leaf alone, with its state.
+            name: Of the tree. Trees of different models need different names.
+            global_step: See `apply_gradients`.
+
+        Returns:
+            `params` itself.
+
+        Raises:
+            ValueError: the trees have different paths, or others than in earlier calls of this
+                name; an array is at two paths, or has another shape, dtype or device than the one
+                before; a key contains "/"; or see `apply_gradients`.
+            TypeError: see `apply_gradients`, which also raises all other errors.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"name must be text, got {name!r}")
+        if replica_context().strategy is not None:
+            self.apply_gradients(paired(params, grads), global_step)
+            return params
+        pairs = self._leaves.find(params, grads, name)
+        if pairs is not None:
+            self.apply_gradients(pairs, global_step)
+        elif not name and is_leaf(params):
+            self.apply_gradients([(grads, params)], global_step)
+        else:
+            pairs, keep = self._leaves.prepare(params, grads, name, self.state, _forget_all_plans)
+            self.apply_gradients(pairs, global_step)
+            keep()
+        return params
+
     def _step_if_finite(self, given: list[Any], global_step: Any, name: str | None) -> None:
         step = Step(self, global_step, name or self._name)
         with step.watched:
@@ -449,7 +529,7 @@ class Optimizer(CopiedByConstructor, Hooks):
 
         Raises:
             ValueError: an array without a name has slots, and `variables` is not given.
-            RuntimeError: called in the middle of a step.
+            RuntimeError: called in the middle of a step, or a step was not finished.
         """
         with between_writes(f'reading the state of optimizer "{self._name}"'):
             return read_state(self.state, variables, Variable.numpy)
@@ -460,8 +540,12 @@ class Optimizer(CopiedByConstructor, Hooks):
         """Takes over a state, exactly; the run continues as the saved one would have.
 
         Slots that are missing are made at once. The state of variables that do not exist yet waits
-        for them, by name, and is what their slots start with; a later call replaces it.
-        Everything is checked before anything is written.
+        for them, by name, and is what their slots start with; a later call replaces it. A state of
+        before the first step has the next step make slots and powers of beta anew.
+
+        Everything is checked before anything is written. Then Ctrl-C waits until everything is
+        written; an error, or a second Ctrl-C, undoes what was written. Meanwhile host memory holds
+        a copy of the replaced slots of GPUs, and of those whose rows or master copies follow.
 
         Args:
             state: What `state_dict` returned. Its arrays are copied.
@@ -474,7 +558,23 @@ class Optimizer(CopiedByConstructor, Hooks):
             RuntimeError: called in the middle of a step.
         """
         with between_writes(f'loading the state of optimizer "{self._name}"', writes=True):
-            load_state(self.state, state, variables)
+            all_or_nothing(partial(load_state, self.state, state, variables))
+
+    def accept_unfinished_step(self) -> None:
+        """Keeps the values that an unfinished step has left, and counts it as if it had been made.
+
+        A step is unfinished if an exception ended it after it had begun to write: Ctrl-C in a step
+        of up to 100,000 elements, a second Ctrl-C, an error of a device or of a hook, or a lack of
+        memory. Each of its variables, slots and averages may then hold values from before the step,
+        from after it, or some of both. So `apply_gradients`, saves, `state_dict`, pickle and
+        deepcopy of them raise RuntimeError, until a restore, or a load and assignments, have
+        written all of them; or until this call. It changes no values, and advances powers of beta,
+        counts and the global step. A `_finish` of a class without a rule that has begun is not
+        called again.
+
+        Does nothing if there is no such step.
+        """
+        accept_steps_of(self.owner_of_state.state)
 
     def _checked_updates(self, given: list[Any]) -> Updates:
         """Checks what a user passes to `apply_gradients`: nothing is written yet."""
@@ -482,6 +582,15 @@ class Optimizer(CopiedByConstructor, Hooks):
 
     def forget_plans(self, changed: Set[Identity]) -> None:
         """Drops what was prepared for updates of variables that have got other arrays."""
+
+    def _averages_of(self, variables: Sequence[Variable]) -> Sequence[Variable]:
+        """Returns the averages that steps move with some variables, as far as they are made."""
+        return ()
+
+    @property
+    def finish_is_undoable(self) -> bool:
+        """Whether `_finish` changes nothing but host scalars."""
+        return False
 
     def _saved_beside(self) -> Mapping[str, Variable]:
         """Returns variables that a `Saver` of this optimizer saves with its state, by name."""
@@ -594,6 +703,13 @@ def living_optimizers() -> list[Optimizer]:
     with _listing:
         living = sorted(_living.items())
     return [optimizer for _, optimizer in living]
+
+
+def _forget_all_plans(changed: Set[Identity]) -> None:
+    """Drops the plans for variables that get other arrays."""
+    for optimizer in living_optimizers():
+        optimizer.forget_plans(changed)
+    forget_plans(changed)
 
 
 def _hyperparameter_meant(name: str, hyperparameters: Collection[str]) -> str | None:

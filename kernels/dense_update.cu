@@ -132,11 +132,11 @@ struct SameScalars {
   }
 };
 
-// Whether a rule moves an average of 32 bits in packs of 16 bits: of a remainder beside slots of as
-// many bits. It takes the registers of twice as many elements.
+// Whether a rule moves an average of 32 bits in packs of 16 bits. It takes the registers of twice
+// as many elements.
 template <class Rule, class Storage>
 constexpr bool has_wide_average =
-    has_average_apart<Rule, Storage> && sizeof(StoredAverage<Storage>) > Stored<Storage>::widest;
+    has_average_apart<Rule, Storage> && sizeof(Compute<Storage>) > Stored<Storage>::widest;
 
 // How many blocks of `dense_update` a multiprocessor is to hold, where compilers would rather spill
 // than take the registers that are left: with an average, doubles and master copies take more than

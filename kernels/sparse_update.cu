@@ -28,7 +28,8 @@ __device__ __forceinline__ void sum_stretch(const Parts<Real>& all, const Sorted
   const unsigned int end = rows.template end_of_part<stretch_size>(begin);
   for (long long column = lanes.lane * count; column < all.row_width;
        column += lanes.num_lanes * count) {
-    Real sum[count] = {};
+    Real sum[count];
+    for (int i = 0; i < count; ++i) sum[i] = Real(-0.0);
     add_parts<piece_size>(all, rows, key, begin, end, column, sum);
     store_part(part + column, sum);
   }

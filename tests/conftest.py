@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import browser
@@ -24,7 +28,7 @@ from emulator.kernel_library import what_is_missing
 from every_kernel import kernels_of, kernels_without_rule
 from every_optimizer import update_rules
 
-from gpuopt import backends, global_variables
+from gpuopt import backends, environment, global_variables
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cuda import launcher
@@ -41,6 +45,14 @@ def has_gpu() -> bool:
 def has_nvrtc() -> bool:
     wheels = "cuda-core", "nvidia-cuda-nvrtc", "nvidia-cuda-nvdisasm"
     return all(installed(wheel) is not None for wheel in wheels)
+
+
+# Packages that gpuopt imports where they are first used, and those of tests: steps need none.
+OPTIONAL = ("autograd", "hypothesis", "rich", "safetensors", "scipy", "xxhash")
+
+
+def has_package(name: str) -> bool:
+    return find_spec(name) is not None
 
 
 # For each marker: (whether its tool is there, the reason for the skip if not).
@@ -61,6 +73,7 @@ NEEDS = {
     "spacy": (lambda: find_spec("spacy") is not None, "spaCy is not installed"),
     "thinc": (lambda: find_spec("thinc") is not None, "Thinc is not installed"),
     "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
+    **{name: (partial(has_package, name), f"{name} is not installed") for name in OPTIONAL},
 }
 
 
@@ -73,15 +86,35 @@ def required() -> set[str]:
     return names
 
 
+def _followed_by(change: Callable[..., None]) -> Callable[..., None]:
+    """Returns a function that changes the environment and has gpuopt read it again."""
+
+    def changed(*args: Any, **kwargs: Any) -> None:
+        change(*args, **kwargs)
+        environment.forget()
+
+    return changed
+
+
 def pytest_configure(config: pytest.Config) -> None:
     required()
+    # Tests change the environment, which a program reads once.
+    for name in ("setenv", "delenv", "undo"):
+        setattr(pytest.MonkeyPatch, name, _followed_by(getattr(pytest.MonkeyPatch, name)))
     # Compiled rules are kept from one run to the next, apart from the user's own.
     os.environ.setdefault("GPUOPT_CACHE_DIR", str(build_cache("rules")))
+    # A job in a shell's background ignores Ctrl-C, which tests send to themselves.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out cases of tests that are marked `one_in(n)`, unless somebody names what to run."""
+    # run.py runs tests that need several GPUs next. Tests that run pytest must not write it, too.
+    if listed := os.environ.pop("GPUOPT_LIST_OF_FILES", None):
+        files = {str(item.path) for item in items if item.get_closest_marker("gpus")}
+        Path(listed).write_text("\n".join(sorted(files)))
     are_named = config.option.keyword or any("::" in argument for argument in config.args)
     if are_named or os.environ.get("GPUOPT_FULL"):
         return
@@ -100,14 +133,70 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         marker = item.get_closest_marker(name)
         if marker is None or is_there():
             continue
-        reason = ", and the test ".join([reason, *marker.args])
-        if name in required():
-            pytest.fail(f"{reason}, and GPUOPT_REQUIRE asks for it", pytrace=False)
-        pytest.skip(reason)
+        skip_without(name, ", and the test ".join([reason, *marker.args]))
+    several = item.get_closest_marker("gpus")
+    # A case of the test may need none: one in host memory, or on the emulator.
+    if several is not None and item.get_closest_marker("gpu") is not None:
+        [needed], found = several.args, len(ask_driver().gpus)
+        if found < needed:
+            pytest.skip(f"the test needs {needed} GPUs, and this machine has {found}")
+
+
+def skip_without(name: str, reason: str) -> None:
+    if name in required():
+        pytest.fail(f"{reason}, and GPUOPT_REQUIRE asks for it", pytrace=False)
+    pytest.skip(reason)
+
+
+# A test whose own process cannot import an optional package counts as marked with its name: only a
+# test that starts other processes needs the marker.
+
+
+def missing_package(error: str) -> str | None:
+    """Returns the optional package for whose lack an import failed."""
+    found = re.search(r"No module named '(\w+)", error)
+    return found[1] if found and found[1] in OPTIONAL and not has_package(found[1]) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Iterator[None]:
+    return (yield from skipping_without_packages())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    return (yield from skipping_without_packages())
+
+
+def skipping_without_packages() -> Iterator[None]:
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        if (name := missing_package(str(error))) is None:
+            raise
+        skip_without(name, NEEDS[name][1])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report = yield
+    if report.failed and (name := missing_package(str(report.longrepr))) and name not in required():
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: {NEEDS[name][1]}")
+    return report
 
 
 # A garbage collection takes about a millisecond for this many objects.
 MOST_TRACKED = 4000
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_is_as_before() -> Iterator[None]:
+    """A test that raises at any moment may do so before a write gives Ctrl-C back."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if signal.getsignal(signal.SIGINT) is not before:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +210,7 @@ def names_of_earlier_tests_are_free() -> None:
         gc.freeze()
 
 
-# How streams run on GPUs that are not there; a real GPU does it its own way.
+# How streams run on the stub driver; a real GPU does it its own way.
 SCHEDULES = ["oldest", "newest", *(f"random:{seed}" for seed in range(3))]
 if os.environ.get("GPUOPT_FULL"):
     SCHEDULES += [f"random:{seed}" for seed in range(3, 100)]

@@ -2,10 +2,11 @@
 
 import sys
 from functools import cache
+from importlib import import_module
 
 from gpuopt.autodiff.engine import Engine
 from gpuopt.autodiff.lookup import embedding_lookup
-from gpuopt.autodiff.registration import register_with_autograd
+from gpuopt.autodiff.registration import is_hips_autograd, register_with_autograd
 from gpuopt.autodiff.torch_engine import with_torch
 from gpuopt.autodiff.user_gradients import with_gradients
 from gpuopt.locks import importing
@@ -27,6 +28,7 @@ def _autograd_engine() -> type[Engine]:
     with importing:
         before = frozenset(sys.modules)
         try:
+            _check_autograd()
             from gpuopt.autodiff.autograd_engine import AutogradEngine
         except BaseException:
             # Ctrl-C, too. What is imported already would lack the rest at the next attempt: Python
@@ -36,6 +38,22 @@ def _autograd_engine() -> type[Engine]:
                     sys.modules.pop(name, None)
             raise
     return AutogradEngine
+
+
+def _check_autograd() -> None:
+    """Imports HIPS autograd.
+
+    Raises:
+        ImportError: there is none, or another package has its name.
+    """
+    autograd = import_module("autograd")
+    if not is_hips_autograd():
+        raise ImportError(
+            'the gradients of a loss are computed by HIPS autograd, and "autograd" is '
+            f"{autograd.__file__} here: give that another name, or mark the loss by "
+            "gpuopt.with_torch",
+            name="autograd",
+        )
 
 
 register_with_autograd()

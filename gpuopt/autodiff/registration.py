@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
+
+_logger = logging.getLogger("gpuopt")
 
 
 def register_with_autograd() -> None:
     """Registers Variables now if autograd is imported, otherwise as soon as it is.
 
-    gpuopt does not import autograd for it, which many programs never use.
+    gpuopt does not import autograd for it, which many programs never use. Another package of that
+    name, as users have them, is left alone.
     """
     if "autograd" in sys.modules:
         _register()
@@ -21,8 +26,24 @@ def register_with_autograd() -> None:
         sys.meta_path.insert(0, _AutogradFinder())
 
 
+def is_hips_autograd() -> bool:
+    """Whether the imported package "autograd" is the HIPS library."""
+    core, tracer = (sys.modules.get(f"autograd.{name}") for name in ("core", "tracer"))
+    return hasattr(core, "VJPNode") and hasattr(tracer, "Box")
+
+
 def _register() -> None:
-    import_module("gpuopt.autodiff.tracing")
+    """Registers Variables with HIPS autograd; does nothing to another package of that name.
+
+    It runs inside a user's `import autograd`, which must succeed even where registering does not,
+    as with a version that gpuopt does not know.
+    """
+    if not is_hips_autograd():
+        return
+    try:
+        import_module("gpuopt.autodiff.tracing")
+    except Exception:
+        _logger.warning("autograd does not know gpuopt's Variables", exc_info=True)
 
 
 class _AutogradFinder(MetaPathFinder):
@@ -33,10 +54,11 @@ class _AutogradFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != "autograd":
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
+        # Python, too, skips finders without find_spec.
+        others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
         found = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((each for each in found if each is not None), None)
-        if spec is not None and spec.loader is not None:
+        if spec is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _AutogradLoader(spec.loader, self)
         return spec
 
@@ -44,12 +66,17 @@ class _AutogradFinder(MetaPathFinder):
 class _AutogradLoader(Loader):
     """Loads autograd as its own loader does, and registers Variables then."""
 
-    def __init__(self, loader: Loader, finder: _AutogradFinder) -> None:
+    def __init__(self, loader: Any, finder: _AutogradFinder) -> None:
         self._loader = loader
         self._finder = finder
 
+    def __getattr__(self, name: str) -> Any:
+        # For callers of find_spec, which may use the loader's other methods, as get_source.
+        return getattr(self._loader, name)
+
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
+        found: ModuleType | None = self._loader.create_module(spec)
+        return found
 
     def exec_module(self, module: ModuleType) -> None:
         # As if this had never been there: others read a module's source by its loader.

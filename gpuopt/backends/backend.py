@@ -321,8 +321,21 @@ class Backend(Protocol):
             value: A number, or an array of `shape`, on this device or in host memory.
         """
 
-    def to_host(self, array: Array) -> np.ndarray[Any, Any]:
-        """Waits for the current stream's work, and returns a copy in host memory."""
+    def to_host(self, array: Array, *, even_if_refused: bool = False) -> np.ndarray[Any, Any]:
+        """Waits for the current stream's work, and returns a copy in host memory.
+
+        Args:
+            array: Of this device.
+            even_if_refused: Whether to return values after `refuse_reads`, too.
+        """
+
+    def overwrite(self, array: Array, values: np.ndarray[Any, Any]) -> None:
+        """Writes values in host memory to an array; if it is contiguous, without other memory.
+
+        Args:
+            array: Of this device.
+            values: Of its shape and dtype. They may be overwritten as soon as this returns.
+        """
 
     def stage(self, array: Array) -> np.ndarray[Any, Any]:
         """Waits for the current stream's work, and returns an array's values for a message.
@@ -369,6 +382,20 @@ class Backend(Protocol):
 
     def overlapping(self, plans: Sequence[Any], arrays: Sequence[Array]) -> Sequence[int]:
         """Returns the positions of arrays that share memory with what any of the plans writes."""
+
+    def check_rule(
+        self, rule: UpdateRule, real: type[np.floating[Any]], scalars: Sequence[Scalars]
+    ) -> None:
+        """Checks a rule that is about to be applied, before anything is written.
+
+        Args:
+            rule: The rule.
+            real: The type that it computes in.
+            scalars: As for `apply_dense`.
+
+        Raises:
+            TypeError: the rule is not arithmetic on elements, or writes to the gradient.
+        """
 
     def apply_dense(
         self,
@@ -440,7 +467,7 @@ class Backend(Protocol):
     def copy_rows(self, copies: Sequence[RowCopy]) -> None:
         """Copies rows within this device: on a GPU in one launch, and without a check of the rows.
 
-        No signal handler can run between two of the copies.
+        Ctrl-C comes before the first of the copies, or after the last.
 
         Args:
             copies: Of any dtypes and shapes. What one writes, no other one reads or writes. To be
@@ -451,7 +478,7 @@ class Backend(Protocol):
         """Returns where a vector of bool is true, int64; the host waits for their number."""
 
     def sum_duplicate_rows(self, values: Array, indices: Array) -> tuple[Array, Array]:
-        """Adds up rows of `values` that share an index, in order of appearance.
+        """Adds up rows of `values` that share an index, in the order of `backends/row_order.py`.
 
         Returns:
             (sums, rows): float16 and bfloat16 are summed, and returned, in float32; `rows` are

@@ -31,7 +31,6 @@ class CatchUp:
         sums: float64 [-, 4]: for rows that have made 0 steps, `STRIDE`, twice as many and so
             on, up to `room`; None if steps are to be made one by one, or rows do not move.
         room: How many steps can be counted: then all rows are brought up to date, for a new count.
-        promised: How many steps have begun that may not be counted yet, at most.
         on_device: What a backend keeps beside it; None at first.
         last_update: Of when it was made, in the order of updates; see `Updated`.
     """
@@ -43,7 +42,6 @@ class CatchUp:
         "made_by_all",
         "now",
         "on_device",
-        "promised",
         "room",
         "rule",
         "steps",
@@ -64,7 +62,7 @@ class CatchUp:
                 in `dtype`.
         """
         self.rule, self.factors, self.last = rule, factors, last
-        self.now = self.made_by_all = self.promised = 0
+        self.now = self.made_by_all = 0
         self.steps = self.sums = None
         self.on_device: Any = None
         self.last_update: Any = None

@@ -26,20 +26,29 @@ extern "C" __global__ void hold(unsigned long long nanoseconds) {
 
 
 class Clock(Protocol):
-    """Times work on the current stream."""
+    """Times work on the current stream.
+
+    Attributes:
+        can_be_dirty: Whether `device_ms` tells dirty caches from clean ones.
+    """
+
+    can_be_dirty: bool
 
     def synchronize(self) -> None:
         """Waits until the device has done all its work."""
 
-    def device_ms(self, step: Step, host_ms: float) -> float:
+    def device_ms(self, step: Step, host_ms: float, *, dirty: bool = False) -> float:
         """Returns the time from the beginning to the end of one step on the device.
 
-        No data of the step is in the device's caches when the step begins.
+        No data of the step is in the device's caches when the step begins. They hold other data,
+        which was written and then read: the step need not write it back.
 
         Args:
             step: Enqueues the step's work.
             host_ms: How long the host may take to enqueue the step. The device is kept busy for
                 this time.
+            dirty: Leaves out the reading, so that the step finds caches full of data that must be
+                written back to memory to make room.
         """
 
     def whole_ms(self, step: Step) -> float:
@@ -59,13 +68,15 @@ class HostClock:
         flushed_bytes: How much memory is written before a step that is timed with empty caches.
     """
 
+    can_be_dirty = False
+
     def __init__(self, flushed_bytes: int = 0) -> None:
         self._larger_than_caches = np.zeros(flushed_bytes, np.uint8)
 
     def synchronize(self) -> None:
         pass
 
-    def device_ms(self, step: Step, host_ms: float) -> float:
+    def device_ms(self, step: Step, host_ms: float, *, dirty: bool = False) -> float:
         return self.whole_ms(step)
 
     def whole_ms(self, step: Step) -> float:
@@ -79,12 +90,15 @@ class HostClock:
 class GpuClock:
     """A clock for the current GPU, through CuPy, which is given."""
 
+    can_be_dirty = True
+
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._device = cupy.cuda.Device()
         properties = cupy.cuda.runtime.getDeviceProperties(self._device.id)
         l2_bytes = int(properties["l2CacheSize"])
-        self._larger_than_caches = cupy.empty(4 * l2_bytes, dtype=np.uint8)
+        self._larger_than_caches = cupy.empty(l2_bytes, dtype=np.uint32)  # four times as many bytes
+        self._read = cupy.empty((), dtype=np.uint32)
         self._begin, self._end = cupy.cuda.Event(), cupy.cuda.Event()
         self._hold = cupy.RawKernel(_HOLD, "hold")
 
@@ -95,9 +109,9 @@ class GpuClock:
         """Keeps the current stream busy; returns at once."""
         self._hold((1,), (1,), (np.uint64(1e6 * milliseconds),))
 
-    def device_ms(self, step: Step, host_ms: float) -> float:
+    def device_ms(self, step: Step, host_ms: float, *, dirty: bool = False) -> float:
         self.synchronize()
-        self._larger_than_caches.fill(0)
+        self._flush_caches(dirty)
         self.hold(host_ms)
         self._begin.record()
         step()
@@ -106,7 +120,7 @@ class GpuClock:
         return float(self._cupy.cuda.get_elapsed_time(self._begin, self._end))
 
     def whole_ms(self, step: Step) -> float:
-        self._larger_than_caches.fill(0)
+        self._flush_caches(dirty=False)
         self.synchronize()
         return _time(step)
 
@@ -118,6 +132,12 @@ class GpuClock:
         is_ahead = not self._begin.done
         self.synchronize()
         return is_ahead
+
+    def _flush_caches(self, dirty: bool) -> None:
+        """Fills the caches with other data; clean lines make room without a write to memory."""
+        self._larger_than_caches.fill(0)
+        if not dirty:
+            self._larger_than_caches.max(out=self._read)
 
 
 def measure_copy_bytes_per_second(cupy: Any, num_bytes: int = 2 * 2**30, rounds: int = 20) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gpuopt
+from gpuopt import environment
 from gpuopt.bench.clock import Step
 from gpuopt.bench.jobs import Job
 
@@ -97,11 +98,13 @@ def compiled_as_now() -> Iterator[None]:
             os.environ.pop(_COMPILED, None)
         else:
             os.environ[_COMPILED] = before
+        environment.forget()
 
 
 def _make_ours(optimizer: gpuopt.Optimizer, step: Step, compiled: bool) -> Contender:
     def choose() -> None:
         os.environ[_COMPILED] = "1" if compiled else "0"
+        environment.forget()
 
     def state() -> list[Any]:
         return [each.numpy() for each in optimizer.variables()]

@@ -216,6 +216,7 @@ def _make_figures(samples: Samples, kept: _Kept, bytes_moved: int, copy_gb_per_s
         kept.peak_extra_bytes,
         kept.launches,
         kept.waits,
+        summarize(samples.cold_dirty) if samples.cold_dirty else None,
     )
 
 

@@ -45,13 +45,15 @@ class Figures:
 
     Attributes:
         warm: The time of a step just after another one of the same contender.
-        cold: The time of a step whose data are in no cache. On a GPU, the device's time alone.
+        cold: The time of a step whose data are in no cache. On a GPU, the device's time alone,
+            with nothing in its caches that must be written back.
         gb_per_s: The bytes that a step must move, divided by the median of `cold`.
         share_of_copy: `gb_per_s` divided by that of a copy, measured in the same run.
         state_bytes: The memory of the optimizer's state.
         peak_extra_bytes: What a step takes besides at its peak; None where it is not known.
         launches: How many kernels a step launches on a GPU; None where it is not known.
         waits: How often the host waits for the GPU in a step; None where it is not known.
+        cold_dirty: As `cold`, with caches full of data that must be written back; None on a CPU.
     """
 
     warm: Times
@@ -62,6 +64,7 @@ class Figures:
     peak_extra_bytes: int | None = None
     launches: int | None = None
     waits: int | None = None
+    cold_dirty: Times | None = None
 
 
 @dataclass(frozen=True)
@@ -235,15 +238,17 @@ def _why_unread(path: Path, error: OSError) -> str:
 
 
 def _read_run(found: dict[str, Any]) -> Run:
-    contenders = {
-        name: _check_types(
-            Figures(**{**figures, **{key: _read_times(figures[key]) for key in ("warm", "cold")}})
-        )
-        for name, figures in found.pop("contenders").items()
-    }
+    contenders = {name: _read_figures(figures) for name, figures in found.pop("contenders").items()}
     run = _check_types(Run(**found, contenders=contenders))
     _check_times("copy_ms", run.copy_ms)
     return run
+
+
+def _read_figures(found: dict[str, Any]) -> Figures:
+    times = {key: _read_times(found[key]) for key in ("warm", "cold")}
+    if found.get("cold_dirty") is not None:
+        times["cold_dirty"] = _read_times(found["cold_dirty"])
+    return _check_types(Figures(**{**found, **times}))
 
 
 def _read_times(found: dict[str, Any]) -> Times:

@@ -29,10 +29,13 @@ class Samples:
     Attributes:
         warm: A step right after another one: the mean of some steps in a row.
         cold: A step whose data are in no cache.
+        cold_dirty: The same with caches full of data that must be written back; empty where the
+            clock does not tell it from `cold`.
     """
 
     warm: list[float] = field(default_factory=list)
     cold: list[float] = field(default_factory=list)
+    cold_dirty: list[float] = field(default_factory=list)
 
 
 def take_samples(
@@ -73,6 +76,10 @@ def take_samples(
         for name in names:
             contender = contenders[name]
             samples[name].cold.append(_time_cold(contender, clock, host_ms[name]))
+            if clock.can_be_dirty and contender.finish is None:
+                contender.prepare()
+                dirty_ms = clock.device_ms(contender.step, host_ms[name], dirty=True)
+                samples[name].cold_dirty.append(dirty_ms)
             samples[name].warm.append(_time_steps(contender, clock, steps[name]))
             time.sleep(rest_s)
         on_round()

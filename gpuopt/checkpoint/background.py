@@ -66,16 +66,8 @@ class BackgroundSave:
 
     @property
     def is_finished(self) -> bool:
-        """Whether there is nothing left to wait for.
-
-        A signal handler that has come in the middle of this thread's own write waits for nothing:
-        the write goes on when the handler returns.
-        """
-        return (
-            self.outcome is not None
-            or self._process != os.getpid()
-            or self._running.is_this_threads
-        )
+        """Whether there is nothing left to wait for."""
+        return self.outcome is not None or self._process != os.getpid()
 
     def start(self) -> None:
         """Has a new thread write; Python waits for it at its end."""
@@ -92,7 +84,9 @@ class BackgroundSave:
 
         Raises:
             DeadlineExceededError: nothing has been written for too long.
+            RuntimeError: called by a signal handler in the middle of this thread's own write.
         """
+        self._refuse_within()
         waiting = Waiting()
         while not self.is_finished and not call_if_free(self._running, self._run):
             waiting.pause(self._describe, self._last_progress)
@@ -106,7 +100,7 @@ class BackgroundSave:
         Raises:
             TimeoutError: it is not known yet.
             DeadlineExceededError: nothing has been written for too long.
-            RuntimeError: this process was forked from the one that writes.
+            RuntimeError: this process was forked from the one that writes; or see `finish`.
         """
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         waiting = Waiting()
@@ -116,15 +110,18 @@ class BackgroundSave:
                     f"process {self._process} is {self._purpose}, and this process was forked from "
                     "it meanwhile: wait for the result there"
                 )
-            if self._running.is_this_threads:
-                raise RuntimeError(
-                    f"this thread is {self._purpose}, and a signal handler has come in the middle "
-                    "of it: wait for the result after the handler"
-                )
+            self._refuse_within()
             if ends is not None and time.monotonic() >= ends:
                 raise TimeoutError(f"still {self._purpose} after {timeout_s:g} s")
             waiting.pause(self._describe, self._last_progress)
         return self.outcome
+
+    def _refuse_within(self) -> None:
+        if self._running.is_this_threads:
+            raise RuntimeError(
+                f"this thread is {self._purpose}, and a signal handler has come in the middle of "
+                "it: save, restore, or wait for the result after the handler"
+            )
 
     def _describe(self) -> str:
         return f"a thread that is {self._purpose}"

@@ -47,7 +47,6 @@ class KeptCheckpoints:
         self._max_to_keep = max_to_keep
         self._keep_every_s = keep_every_hours * 3600
         self._keep_next_after = time.time() + self._keep_every_s
-        # Changed in place, and by one built-in at a time: a signal handler may save in the middle.
         self._kept: list[KeptCheckpoint] = []
         # Of saves that are not done yet.
         self._expected: list[KeptCheckpoint] = []
@@ -103,15 +102,8 @@ class KeptCheckpoints:
 
     def _count(self, confirmed: str = "") -> None:
         for new in self._expected.copy():
-            same = [kept for kept in self._kept.copy() if kept.file == new.file]
-            # A signal handler may have saved to the same file in the middle.
-            is_sure = new.fingerprint == confirmed and not same
-            if is_sure or _is_there(new):
-                for older in same:
-                    _discard(self._kept, older)
-                self._kept.append(new)
-                _discard(self._expected, new)
-            elif new.fingerprint == confirmed:
+            if new.fingerprint == confirmed or _is_there(new):
+                self._kept[:] = [kept for kept in self._kept if kept.file != new.file] + [new]
                 _discard(self._expected, new)
 
     def after_fork(self) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
 import numpy as np
 
@@ -22,8 +23,9 @@ from gpuopt.quietly import quietly
 from gpuopt.state import loss_scales, state_dict
 from gpuopt.state.master_conversion import kept_dtype
 from gpuopt.state.masters import has_master
-from gpuopt.state.state import check_fits
+from gpuopt.state.state import State, check_fits
 from gpuopt.state.state_dict import OptimizerState
+from gpuopt.variables.undo import Undo
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
 Array = np.ndarray[Any, Any]
@@ -56,6 +58,9 @@ class Restoration(NamedTuple):
         places: The variables that take these values, by the same names.
         states: Each optimizer's state.
         waiting: Values whose variables do not exist yet, by name.
+        rivals: For each optimizer, by the names of variables in the checkpoint: the states of the
+            other optimizers that get the same slots. The first of them to update the variable
+            keeps these.
     """
 
     variables: Mapping[str, Variable]
@@ -63,20 +68,33 @@ class Restoration(NamedTuple):
     places: Mapping[str, Variable]
     states: Sequence[tuple[Optimizer, OptimizerState]]
     waiting: dict[str, Array]
+    rivals: Sequence[Mapping[str, Sequence[ref[State]]]]
 
-    def write(self) -> None:
-        """Writes all values, or none; called where nobody else writes.
+    def write(self, undo: Undo) -> None:
+        """Writes all values; called where nobody else writes.
+
+        Afterwards the values must not be used: their memory may hold the replaced ones.
+
+        Args:
+            undo: Notes what is replaced.
 
         Raises:
             ValueError: something does not fit.
         """
         for optimizer, state in self.states:
             state_dict.check_state(optimizer.state, state, self.variables)
-        for optimizer, state in self.states:
-            state_dict.load_state(optimizer.state, state, self.variables)
+        undo.give(self._arrays())
+        for (optimizer, state), rivals in zip(self.states, self.rivals, strict=True):
+            state_dict.load_state(optimizer.state, state, self.variables, undo, rivals)
             optimizer.state.restored_elsewhere = self._restored_elsewhere(optimizer)
         for name, place in self.places.items():
-            place.assign(self.values[name])
+            undo.assign(place, self.values[name])
+
+    def _arrays(self) -> list[Array]:
+        """Lists the values of variables and states."""
+        slots = [table for _, state in self.states for table in state["slots"].values()]
+        others = [state["non_slots"] for _, state in self.states]
+        return [array for each in (self.values, *slots, *others) for array in each.values()]
 
     def _restored_elsewhere(self, optimizer: Optimizer) -> frozenset[str]:
         """Names the variables whose slots only another optimizer of the same name gets."""
@@ -145,26 +163,63 @@ def read_values(
             )
     waiting = extra - own_tensors if deferred else set()
     tensors = {**checkpoint.read(sorted({*named, *claimed, *waiting} - set(anew))), **anew}
-    values = {name: fitted(name, tensors[name], variable) for name, variable in places.items()}
+    values = {name: fitted(name, tensors[name], named[name], places[name]) for name in named}
     states = [(optimizer, with_values(entry, tensors)) for optimizer, entry in pairs]
     waiting_values = {name: tensors[name].copy() for name in waiting}
-    return Restoration(named, values, places, states, waiting_values)
+    return Restoration(named, values, places, states, waiting_values, _rivals(pairs))
 
 
-def fitted(name: str, value: Array, place: Variable) -> Array:
+def _rivals(
+    pairs: Sequence[tuple[Optimizer, SavedOptimizer]],
+) -> list[dict[str, list[ref[State]]]]:
+    """Returns `Restoration.rivals`: of optimizers that are given the same tensors."""
+    states_by_tensor: dict[str, list[State]] = defaultdict(list)
+    for optimizer, entry in pairs:
+        for by_variable in entry["slots"].values():
+            for tensor in by_variable.values():
+                states_by_tensor[tensor].append(optimizer.state)
+    return [
+        {
+            variable: [
+                ref(each) for each in states_by_tensor[tensor] if each is not optimizer.state
+            ]
+            for by_variable in entry["slots"].values()
+            for variable, tensor in by_variable.items()
+            if len(states_by_tensor[tensor]) > 1
+        }
+        for optimizer, entry in pairs
+    ]
+
+
+def fitted(name: str, value: Array, named: Variable, place: Variable) -> Array:
     """Returns a value of a checkpoint in the type of what it is for.
 
-    An average of a 16-bit variable is float32 where it follows a master copy, and else of the
-    variable's type: each is restored as the other, and as the variable.
+    The average of a 16-bit variable is float32, and may be saved in 16 bits, as earlier versions
+    and TensorFlow keep it, and a `SwappingSaver` saves it: each is restored as the other, and as
+    the variable. A whole number, as a global step, may have another type than here that holds it.
+
+    Args:
+        name: The value's.
+        value: Of the checkpoint.
+        named: The variable of this name.
+        place: What takes the value: `named`, or what it is swapped with.
 
     Raises:
         ValueError: its shape or dtype does not fit.
     """
-    is_average = place.is_beside_another or name.startswith(f"{place.name}/")
+    is_average = place.is_average or named.is_average or name.startswith(f"{place.name}/")
     if is_average and _is_kept_in_either(value.dtype, place.dtype):
         value = quietly(partial(value.astype, place.dtype))
+    elif _is_count(value.dtype, value.shape) and _is_count(place.dtype, place.shape):
+        limits = np.iinfo(place.dtype)
+        if limits.min <= value <= limits.max:
+            value = value.astype(place.dtype)
     check_fits(value, f'"{name}"', place.shape, place.dtype)
     return value
+
+
+def _is_count(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    return dtype.kind in "iu" and shape == ()
 
 
 def saved_optimizers(description: Any, names: frozenset[str], path: Path) -> list[SavedOptimizer]:

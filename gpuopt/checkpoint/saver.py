@@ -18,16 +18,21 @@ from gpuopt.checkpoint.background import BackgroundSave
 from gpuopt.checkpoint.checkpoint_file import open_checkpoint
 from gpuopt.checkpoint.checkpoint_folder import next_time
 from gpuopt.checkpoint.checkpoint_writer import write_checkpoint
-from gpuopt.checkpoint.contents import SavedOptimizer, by_tensorflows_names, flattened
+from gpuopt.checkpoint.contents import SavedOptimizer, flattened
 from gpuopt.checkpoint.file_format import SUFFIX
 from gpuopt.checkpoint.kept_checkpoints import KeptCheckpoint, KeptCheckpoints
 from gpuopt.checkpoint.restoring import Readable, fitted, read_values, saved_optimizers
-from gpuopt.checkpoint.tensorflow_checkpoint import TensorFlowCheckpoint
+from gpuopt.checkpoint.tensorflow_checkpoint import TensorFlowCheckpoint, find_checkpoint
+from gpuopt.checkpoint.tensorflow_names import by_tensorflows_names
 from gpuopt.errors import CheckpointError
 from gpuopt.optimizer import Optimizer, living_optimizers
+from gpuopt.quietly import quietly
 from gpuopt.state import state_dict
 from gpuopt.variables.gate import between_writes, note_progress, refuse_while_writing, writing
+from gpuopt.variables.scalars import step_number
 from gpuopt.variables.storage import describe
+from gpuopt.variables.undo import Undo, all_or_nothing
+from gpuopt.variables.unfinished import refuse_unfinished
 from gpuopt.variables.variable import (
     Variable,
     as_variable,
@@ -93,6 +98,11 @@ class Saver:
             TypeError: `var_list` or `optimizers` holds something else.
             ValueError: a name or a variable appears twice, or a number is negative.
         """
+        if isinstance(max_to_keep, Optimizer | list | tuple):
+            raise TypeError(
+                f"max_to_keep must be a number, got {max_to_keep!r}; optimizers are given by name: "
+                "Saver(variables, optimizers=[optimizer])"
+            )
         self._variables = None if var_list is None else _by_name(var_list, "var_list")
         if self._variables == {}:
             raise ValueError("No variables to save")
@@ -134,8 +144,9 @@ class Saver:
             FileNotFoundError: there is no such folder.
             OSError: the file could not be written; earlier checkpoints are as they were.
             ValueError: something has a dtype or a name that a checkpoint cannot hold, or no name;
-                or `path` is a folder's, as "here/".
-            RuntimeError: called in the middle of a step.
+                `path` is a folder's, as "here/"; or `global_step` is no whole number from 0 on.
+            TypeError: `global_step` is no number.
+            RuntimeError: called in the middle of a step, or a step was not finished.
             DeadlineExceededError: another thread does not end its step, its save or its restore.
         """
 
@@ -163,8 +174,9 @@ class Saver:
 
         Raises:
             FileNotFoundError: there is no such folder.
-            ValueError: an array has slots and no name.
-            RuntimeError: called in the middle of a step.
+            ValueError: an array has slots and no name, or `global_step` is as in `save`.
+            TypeError: `global_step` is no number.
+            RuntimeError: called in the middle of a step, or a step was not finished.
             DeadlineExceededError: another thread does not end its step, its save or its restore.
         """
         purpose = f"saving {os.fspath(path)}"
@@ -179,22 +191,40 @@ class Saver:
 
         return self._between_writes(purpose, start)
 
-    def restore(self, path: str | os.PathLike[str], deferred: bool = False) -> None:
+    def restore(
+        self,
+        path: str | os.PathLike[str],
+        deferred: bool = False,
+        *,
+        optimizer_scope: str | Mapping[Optimizer, str] | None = None,
+    ) -> None:
         """Takes over a checkpoint's values, in place; the run continues as the saved one would.
 
         Everything is read and checked before anything is written. Slots that are missing are made.
+        Then Ctrl-C waits until everything is written; an error, or a second Ctrl-C, undoes what was
+        written. Meanwhile host memory holds the checkpoint: its values and the replaced ones change
+        places.
 
         Args:
             path: What `save` or `latest_checkpoint` returned; or the prefix of a checkpoint that
-                TensorFlow itself wrote, as "model.ckpt-1000", which needs tensorflow.
+                TensorFlow itself wrote, as "model.ckpt-1000", or one of its files. This needs
+                tensorflow. Its optimizers must be those of the Saver, in the order in which the
+                graph made them.
             deferred: Values of variables that do not exist yet wait for `attach`, and the slots of
                 such variables for the first step or `attach`. Without it they are an error, or
                 are left out if `var_list` was given.
+            optimizer_scope: The `variable_scope` or `name_scope` in which TensorFlow's graph made
+                the optimizers; or a mapping from optimizers to scopes, without those optimizers
+                that were made in none.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: `path` is None.
-            CheckpointError: the file is damaged, or names, shapes or dtypes do not fit.
+            TypeError: `optimizer_scope` is neither text nor a mapping of optimizers to text.
+            ValueError: `path` is None; or `optimizer_scope` is given for another checkpoint than
+                TensorFlow's, or names an optimizer that is not the Saver's.
+            CheckpointError: the file is damaged, or of TensorFlow's first format; or names, shapes
+                or dtypes do not fit; or TensorFlow's checkpoint has slots or powers of beta that
+                belong to no optimizer here.
             ModuleNotFoundError: tensorflow is needed.
             RuntimeError: called in the middle of a step.
             DeadlineExceededError: another thread does not end its step, its save or its restore.
@@ -207,28 +237,32 @@ class Saver:
         prefix = os.fspath(path)
         file = Path(prefix if prefix.endswith(SUFFIX) else prefix + SUFFIX)
         purpose = f"restoring {prefix}"
+        scopes = self._scopes(optimizer_scope)
         refuse_while_writing()
         self._finish_background()
-        if not file.exists() and Path(prefix + ".index").exists():
-            foreign = TensorFlowCheckpoint(prefix)
+        foreign = None if file.exists() else find_checkpoint(prefix)
+        if foreign is not None:
+            checkpoint = TensorFlowCheckpoint(foreign)
             saved = by_tensorflows_names(
-                self._optimizers(), sorted(self._named()), sorted(foreign.names)
+                self._optimizers(),
+                self._named(),
+                checkpoint.names,
+                foreign,
+                scopes,
+                deferred=deferred,
             )
             # What TensorFlow saved besides, as a save counter, belongs to nothing here.
-            self._restore(foreign, saved, purpose, deferred, strict=False)
+            self._restore(checkpoint, saved, purpose, deferred, strict=False)
             return
+        if optimizer_scope is not None:
+            raise ValueError(f"optimizer_scope is for TensorFlow's checkpoints; {prefix} is none")
         if not file.exists() and Path(prefix).is_dir():
             raise FileNotFoundError(
                 f"{prefix} is a folder; its newest checkpoint is latest_checkpoint({prefix!r})"
             )
-        with open_checkpoint(file) as checkpoint:
-            saved = saved_optimizers(checkpoint.description, checkpoint.names, file)
-            try:
-                self._restore(checkpoint, saved, purpose, deferred, self._variables is None)
-            except CheckpointError:
-                raise
-            except ValueError as error:
-                raise CheckpointError(f"{file}: {error}") from error
+        with open_checkpoint(file) as own:
+            saved = saved_optimizers(own.description, own.names, file)
+            self._restore(own, saved, purpose, deferred, self._variables is None)
 
     def attach(self, variables: Any) -> None:
         """Gives variables that were made after a deferred `restore` the values that wait for them.
@@ -251,16 +285,24 @@ class Saver:
                     raise ValueError(
                         f'no restored value waits for "{name}"; waiting are {sorted(self._waiting)}'
                     )
-                values[name] = fitted(name, self._waiting[name], variable)
+                values[name] = fitted(name, self._waiting[name], variable, places[name])
                 for optimizer in self._optimizers():
                     state_dict.check_claim(optimizer.state, name, variable)
-            for name, variable in named.items():
-                places[name].assign(values[name])
-                del self._waiting[name]
-                for optimizer in self._optimizers():
-                    state_dict.claim_state(optimizer.state, name, variable)
+
+            def attach(undo: Undo) -> None:
+                optimizers = self._optimizers()
+                for optimizer in optimizers:
+                    optimizer.state.keep(undo)
+                for name, variable in named.items():
+                    undo.assign(places[name], values[name])
+                    for optimizer in optimizers:
+                        state_dict.claim_state(optimizer.state, name, variable, undo)
+                left = {name: each for name, each in self._waiting.items() if name not in named}
+                undo.set(self, "_waiting", left)
                 if self._variables is not None:
-                    self._variables[name] = variable
+                    undo.set(self, "_variables", {**self._variables, **named})
+
+            all_or_nothing(attach)
 
     @property
     def last_checkpoints(self) -> list[str]:
@@ -280,6 +322,32 @@ class Saver:
         chosen = self._chosen_optimizers
         listed = living_optimizers() if chosen is None else chosen
         return list(dict.fromkeys(optimizer.owner_of_state for optimizer in listed))
+
+    def _scopes(self, given: str | Mapping[Optimizer, str] | None) -> dict[Optimizer, str]:
+        """Returns the scope of each optimizer that has one, with a slash at the end."""
+        mine = self._optimizers()
+        if isinstance(given, str):
+            by_optimizer: dict[Optimizer, Any] = dict.fromkeys(mine, given)
+        elif given is None or (
+            isinstance(given, Mapping) and all(isinstance(each, Optimizer) for each in given)
+        ):
+            by_optimizer = {each.owner_of_state: scope for each, scope in (given or {}).items()}
+        else:
+            raise TypeError(
+                "optimizer_scope must be a scope's name, or a mapping of optimizers to such, got "
+                f"{given!r}"
+            )
+        for optimizer, scope in by_optimizer.items():
+            if not isinstance(scope, str):
+                raise TypeError(
+                    f'optimizer_scope of "{optimizer.get_name()}" must be text, got {scope!r}'
+                )
+            if optimizer not in mine:
+                raise ValueError(
+                    f'optimizer_scope has an optimizer "{optimizer.get_name()}", whose state this '
+                    "Saver does not restore"
+                )
+        return {each: f"{scope.rstrip('/')}/" for each, scope in by_optimizer.items() if scope}
 
     def _named(self) -> dict[str, Variable]:
         """The variables by their names in the checkpoint, without those that optimizers own."""
@@ -317,7 +385,9 @@ class Saver:
         named = self._named()
         if not named and not self._waiting:
             raise ValueError("No variables to save")
-        values = {name: read(place) for name, place in self._places(named).items()}
+        places = self._places(named)
+        refuse_unfinished("saved", [place.identity for place in places.values()])
+        values = {name: _as_named(read(places[name]), variable) for name, variable in named.items()}
         values.update(self._waiting)
         # Without a list, an array that has slots and no name is refused, not left out.
         by_name = None if self._variables is None else named
@@ -367,18 +437,27 @@ class Saver:
         strict: bool,
     ) -> None:
         named = self._named()
-        restoration = read_values(
-            checkpoint,
-            saved,
-            named,
-            self._places(named),
-            self._optimizers(),
-            deferred=deferred,
-            strict=strict,
-        )
-        with between_writes(purpose, writes=True), writing():
-            restoration.write()
-            self._waiting = restoration.waiting
+
+        def restore(undo: Undo) -> None:
+            restoration.write(undo)
+            undo.set(self, "_waiting", restoration.waiting)
+
+        try:
+            restoration = read_values(
+                checkpoint,
+                saved,
+                named,
+                self._places(named),
+                self._optimizers(),
+                deferred=deferred,
+                strict=strict,
+            )
+            with between_writes(purpose, writes=True), writing():
+                all_or_nothing(restore)
+        except CheckpointError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{checkpoint.path}: {error}") from error
 
     def _between_writes(self, purpose: str, work: Callable[[], Result]) -> Result:
         """Calls `work` between two steps, when no earlier save is being written any more."""
@@ -423,6 +502,13 @@ def _in_host_memory(variable: Variable) -> Array:
     return variable.numpy()
 
 
+def _as_named(value: Array, named: Variable) -> Array:
+    """Returns a value in the type of the variable that has its name, where these are swapped."""
+    if value.dtype == named.dtype:
+        return value
+    return quietly(partial(value.astype, named.dtype))
+
+
 def _target(path: str | os.PathLike[str], global_step: Any) -> _Target:
     prefix = os.fspath(path).removesuffix(SUFFIX)
     if not os.path.basename(prefix):
@@ -430,7 +516,7 @@ def _target(path: str | os.PathLike[str], global_step: Any) -> _Target:
             f"{os.fspath(path)!r} ends without a file's name: give its beginning, too, as in "
             f"{os.path.join(prefix, 'model')!r}"
         )
-    step = None if global_step is None else int(global_step)
+    step = None if global_step is None else step_number(global_step, "global_step")
     spelled = Path(prefix + SUFFIX if step is None else f"{prefix}-{step}{SUFFIX}")
     if not spelled.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {spelled.parent} to save a checkpoint in")

@@ -14,7 +14,8 @@ class SwappingSaver(Saver):
     """Saves averages under their variables' names, and variables under their averages' names.
 
     A plain `Saver` restores such a checkpoint's averages as weights. This one brings each value
-    back to where it came from.
+    back to where it came from. Averages of 16-bit variables, which are float32, are saved in the
+    variables' type.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class SwappingSaver(Saver):
         Args:
             averages: The averages, which are swapped with their variables.
             var_list: See `Saver`; what is among them as a variable and not as its average, or the
-                other way round, is refused, as is an average of another type than its variable's.
+                other way round, is refused.
             **options: Other arguments of `Saver`.
 
         Raises:
@@ -49,11 +50,6 @@ class SwappingSaver(Saver):
                 raise ValueError(
                     f'"{name}" is to be saved, and its average "{average.name}" is not: they are '
                     "swapped, so var_list must hold both"
-                )
-            if average.dtype != variable.dtype:
-                raise ValueError(
-                    f'"{name}" is {variable.dtype}, and its average "{average.name}" is '
-                    f"{average.dtype}: they cannot be swapped, so save both by a Saver"
                 )
             partners[name], partners[names[average.identity]] = average, variable
             left.discard(average.identity)

@@ -13,6 +13,8 @@ from gpuopt.optimizer import Optimizer
 from gpuopt.variables.variable import Variable
 
 NAMES = [name.removesuffix("Optimizer") for name in vars(optimizers) if name.endswith("Optimizer")]
+# What the demo trains with unless others are named.
+DEFAULT_NAMES = ["GradientDescent", "Momentum", "Adagrad", "RMSProp", "Adam"]
 
 # Written by tune.py, optimizer to learning rate.
 RATES_FILE = files(__package__) / "data" / "learning_rates.toml"

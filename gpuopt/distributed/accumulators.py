@@ -18,6 +18,7 @@ from gpuopt.errors import CancelledError, DeadlineExceededError
 from gpuopt.locks import Condition, renew_after_fork
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import reading, storage_of
+from gpuopt.variables.scalars import step_number
 
 ReductionType = Literal["MEAN", "SUM"]
 # None stands for any size.
@@ -76,8 +77,12 @@ class _Accumulator(Generic[_Accumulated]):
         self._turns.clear()
 
     def set_global_step(self, new_global_step: int) -> None:
-        """Sets the step: gradients for earlier steps are late. Going back is legal, and logged."""
-        step = int(new_global_step)
+        """Sets the step: gradients for earlier steps are late. Going back is legal, and logged.
+
+        Raises:
+            TypeError, ValueError: it is no whole number from 0.
+        """
+        step = step_number(new_global_step, "new_global_step")
         with self._changed:
             if step < self._step:
                 _logger.warning('the step of "%s" goes back: %d to %d', self.name, self._step, step)

@@ -12,6 +12,7 @@ from gpuopt.distributed.communicator import Communicator
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.row_changes import register
+from gpuopt.variables.undo import Undo, all_or_nothing
 from gpuopt.variables.variable import Variable
 
 
@@ -53,10 +54,14 @@ class MirroredVariable:
         return self.replicas[0 if communicator is None else communicator.local.rank]
 
     def assign(self, value: Any) -> MirroredVariable:
-        """Overwrites all copies; see `Variable.assign`."""
-        with writing():  # so that a checkpoint holds equal copies
+        """Overwrites all copies, or none; see `Variable.assign`."""
+
+        def assign(undo: Undo) -> None:
             for copy in self.replicas:
-                copy.assign(value)
+                undo.assign(copy, value)
+
+        with writing():  # so that a checkpoint holds equal copies
+            all_or_nothing(assign)
         return self
 
     def numpy(self) -> Any:

@@ -13,6 +13,7 @@ from gpuopt.distributed.coordinator import Coordinator, failure_of
 from gpuopt.distributed.remote_coordinator import RemoteCoordinator
 from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.errors import CancelledError, GpuoptError, WorkerFailedError
+from gpuopt.interrupts import interrupts_put_off
 from gpuopt.locks import Condition
 
 Worker = TypeVar("Worker")
@@ -64,19 +65,27 @@ def run_in_threads(
                 _warn_of_failure(index, failure)
             changed.notify_all()
 
-    with coordinator:
-        for index in range(total):
-            threading.Thread(target=work, args=(index,), daemon=True).start()
+    num_started = 0
+    try:
+        with coordinator:
+            with interrupts_put_off():  # `Thread.start` itself can be left with another error
+                for index in range(total):
+                    threading.Thread(target=work, args=(index,), daemon=True).start()
+                    num_started += 1
+            with changed:
+                look_s = None if stop is None else LOOK_S
+                while not changed.wait_for(lambda: total - len(ended) < needed, look_s):
+                    if stop is not None and stop.has_come:
+                        break
+            if stop is not None and stop.has_come:
+                coordinator.stop()
+            with changed:
+                changed.wait_for(lambda: len(ended) == total, timeout_s)
+                late = sorted(set(range(total)) - ended)
+    except BaseException:  # of a signal handler: workers are not to go on beside what comes next
         with changed:
-            look_s = None if stop is None else LOOK_S
-            while not changed.wait_for(lambda: total - len(ended) < needed, look_s):
-                if stop is not None and stop.has_come:
-                    break
-        if stop is not None and stop.has_come:
-            coordinator.stop()
-        with changed:
-            changed.wait_for(lambda: len(ended) == total, timeout_s)
-            late = sorted(set(range(total)) - ended)
+            changed.wait_for(lambda: len(ended) >= num_started, timeout_s)
+        raise
     if late:
         _logger.warning("workers %s have not ended within %g s", late, timeout_s)
     if failures:

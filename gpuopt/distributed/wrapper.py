@@ -26,6 +26,7 @@ class OptimizerWrapper(Optimizer):
         is_for_workers: Whether the optimizer decides when workers go on, or whose gradients count.
     """
 
+    _unlisted = frozenset(["is_for_workers"])
     is_for_workers: ClassVar[bool] = False
 
     @property

@@ -11,7 +11,12 @@ import numpy as np
 
 from gpuopt.interop.exported import names_with_slots, read_numbers
 from gpuopt.interop.to_torch import runs_of_groups
-from gpuopt.interop.torch_checks import check_layout, named_variables
+from gpuopt.interop.torch_checks import (
+    check_layout,
+    in_torchs_order,
+    named_variables,
+    names_of_parameters,
+)
 from gpuopt.interop.torch_groups import Array, Part, groups_of, step_of, to_number
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import LionOptimizer, MomentumOptimizer, TorchAdamWOptimizer
@@ -70,8 +75,8 @@ def optimizer_from_bitsandbytes(
         kind: What the state is of, which it does not say: "AdamW" of bitsandbytes' `AdamW8bit` or
             `Adam8bit`, which decays as AdamW does; "Lion" of `Lion8bit`; "SGD" of `SGD8bit`.
         state_dict: The result of `state_dict()`.
-        variables: One variable or array for each parameter, in the same order, with the parameters'
-            values. They are not changed.
+        variables: One variable or array for each parameter, with the parameters' values, found by
+            name or by order as in `optimizer_from_torch`. They are not changed.
 
     Returns:
         A `TorchAdamWOptimizer`, `LionOptimizer` or `MomentumOptimizer` of `slot_form`
@@ -80,8 +85,8 @@ def optimizer_from_bitsandbytes(
     Raises:
         TypeError: `state_dict` is no dictionary, or `variables` no list of variables.
         ValueError: the kind is unknown, the formulas do not agree, a state does not fit its
-            variable, is damaged or of other blocks or another map, or the parameters are at
-            different steps.
+            variable, is damaged or of other blocks or another map, the parameters that were trained
+            are at different steps, or variables have other names than parameters.
     """
     if kind not in _FORMS:
         raise ValueError(f"kind must be one of {list(get_args(Kind))}, got {kind!r}")
@@ -91,6 +96,7 @@ def optimizer_from_bitsandbytes(
     indices = [index for group in groups for index in group["params"]]
     if len(indices) != len(named):
         raise ValueError(f"the state has {len(indices)} parameters for {len(named)} variables")
+    named = in_torchs_order(named, names_of_parameters(state_dict))
     for group in groups:
         _check_settings(kind, group)
     given = [state_dict["state"].get(index, {}) for index in indices]

@@ -14,7 +14,9 @@ from gpuopt.interop.torch_checks import (
     check_layout,
     check_settings,
     check_states,
+    in_torchs_order,
     named_variables,
+    names_of_parameters,
 )
 from gpuopt.interop.torch_forms import FORMS, import_form, import_torch_sgd
 from gpuopt.interop.torch_groups import (
@@ -76,37 +78,51 @@ def optimizer_from_torch(
     Args:
         state_dict: The result of `state_dict()` of torch's Adam, AdamW, NAdam, RAdam, SGD, Adagrad
             or RMSprop.
-        variables: One variable or array for each of torch's parameters, in the same order, with
-            the parameters' values. They are not changed.
+        variables: One variable or array for each of torch's parameters, with the parameters'
+            values. They are not changed. Variables are matched by their names if the state has
+            names, as of `torch.optim.Adam(model.named_parameters())`; arrays, and variables that
+            were made without a name, are in the order of torch's parameters.
         allow_epsilon_difference: Accept formulas that differ only in where epsilon is added.
 
     Returns:
-        An optimizer with a state: slots of the variables' shapes and dtypes, on their devices.
+        An optimizer with a state: slots of the variables' shapes and dtypes, on their devices. If
+        torch's states of 16-bit parameters are float32, it has `slot_dtype="float32"`. A parameter
+        that was never trained has no slots yet.
 
     Raises:
         TypeError: `state_dict` is no dictionary, or `variables` no list of variables.
         ValueError: the formulas do not agree, a shape or dtype differs from the variable's, the
-            parameters are at different steps, their groups differ in more than numbers, a variable
-            is given twice, or the state is damaged.
+            parameters that were trained are at different steps, their groups differ in more than
+            numbers, names of variables are not those of parameters, a variable is given twice, or
+            the state is damaged.
     """
     check_layout(state_dict)
     kind, settings = _read_settings(state_dict)
-    named = named_variables(variables)
     groups = [group["params"] for group in state_dict["param_groups"] if group["params"]]
     indices = [index for group in groups for index in group]
-    if len(indices) != len(named):
-        raise ValueError(f"torch's state has {len(indices)} parameters for {len(named)} variables")
+    given = named_variables(variables)
+    if len(indices) != len(given):
+        raise ValueError(f"torch's state has {len(indices)} parameters for {len(given)} variables")
+    named = in_torchs_order(given, names_of_parameters(state_dict))
     states = [
         {key: _to_array(value) for key, value in state_dict["state"].get(index, {}).items()}
         for index in indices
     ]
     of_each = [mine for mine, group in zip(settings, groups, strict=True) for _ in group]
-    check_states(kind, of_each, states, list(named.values()))
+    slot_dtype = check_states(kind, of_each, states, list(named.values()))
     left, variables_left = iter(states), iter(named.values())
     parts = [
-        Part(mine, list(islice(left, len(group))), list(islice(variables_left, len(group))))
+        Part(
+            mine,
+            list(islice(left, len(group))),
+            list(islice(variables_left, len(group))),
+            slot_dtype,
+        )
         for mine, group in zip(settings, groups, strict=True)
     ]
+    is_trained = [any(value is not None for value in state.values()) for state in states]
+    # What torch has not made yet is not made here either. RMSProp's own would start at 1.
+    has_slots = is_trained if any(is_trained) and kind != "RMSprop" else [True] * len(states)
     optimizer, slots, non_slots = _IMPORTS[kind](parts, allow_epsilon_difference)
     state: OptimizerState = {
         "format": 1,
@@ -114,7 +130,12 @@ def optimizer_from_torch(
         "name": optimizer.get_name(),
         "hyperparameters": {},
         "slots": {
-            slot_name: dict(zip(named, values, strict=True)) for slot_name, values in slots.items()
+            slot_name: {
+                name: value
+                for name, value, is_there in zip(named, values, has_slots, strict=True)
+                if is_there
+            }
+            for slot_name, values in slots.items()
         },
         "non_slots": non_slots,
     }
@@ -183,7 +204,7 @@ def _import_adam(parts: Sequence[Part], _: bool) -> Imported:
     groups = groups_of(
         own, [hyperparameters(part.settings, f"/{name_of(part)}") for part in parts[1:]], parts
     )
-    optimizer = AdamOptimizer(**own, groups=groups)
+    optimizer = AdamOptimizer(**own, groups=groups, slot_dtype=parts[0].slot_dtype)
     for epsilon in epsilons:
         epsilon.state = optimizer.state
     return (
@@ -209,6 +230,7 @@ def _import_sgd(parts: Sequence[Part], _: bool) -> Imported:
         **numbers[0],
         use_nesterov=use_nesterov,
         groups=groups_of(numbers[0], numbers[1:], parts),
+        slot_dtype=parts[0].slot_dtype,
     )
     return optimizer, {"momentum": values_of(parts, "momentum_buffer")}, {}
 
@@ -227,7 +249,8 @@ def _import_adagrad(parts: Sequence[Part], allow: bool) -> Imported:
                 f"where an accumulator is below {visible_below:.2g}, and one is {smallest:.2g}"
             )
     rates = rates_of(parts)
-    optimizer = AdagradOptimizer(**rates[0], groups=groups_of(rates[0], rates[1:], parts))
+    groups = groups_of(rates[0], rates[1:], parts)
+    optimizer = AdagradOptimizer(**rates[0], groups=groups, slot_dtype=parts[0].slot_dtype)
     return optimizer, {"accumulator": values_of(parts, "sum")}, {}
 
 
@@ -249,7 +272,10 @@ def _import_rms_prop(parts: Sequence[Part], allow: bool) -> Imported:
     ]
     centered = shared("centered", [part.settings for part in parts])
     groups = groups_of(numbers[0], numbers[1:], parts)
-    optimizer = RMSPropOptimizer(**numbers[0], centered=centered, groups=groups)
+    slot_dtype = parts[0].slot_dtype
+    optimizer = RMSPropOptimizer(
+        **numbers[0], centered=centered, groups=groups, slot_dtype=slot_dtype
+    )
     slots = {
         "rms": values_of(parts, "square_avg"),
         # gpuopt's momentum slot includes the learning rate.

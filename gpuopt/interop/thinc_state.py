@@ -13,6 +13,7 @@ from safetensors.numpy import load, save
 from gpuopt.backends import new_storage, to_device
 from gpuopt.device import Device, device_of
 from gpuopt.interop.thinc_updates import Array, Key
+from gpuopt.variables.undo import Undo, all_or_nothing
 
 _FORMAT = "gpuopt: a Thinc optimizer, 1"
 # The entry that is no array of the optimizer's: JSON.
@@ -102,14 +103,17 @@ def load_state(optimizer: Any, data: bytes, models: Sequence[Any], num_steps: in
         found[kind][key] = new_storage(array, device_of(weights), array.dtype)
     if unknown := [name for name in counts if name not in keys]:
         raise ValueError(f'the models have no parameter "{unknown[0]}", the state has one')
-    for kind, of_kind in found.items():
-        if getattr(optimizer, kind) is not None:
-            getattr(optimizer, kind).clear()
-            getattr(optimizer, kind).update(of_kind)
-    optimizer.nr_update.clear()
-    optimizer.nr_update.update({keys[name]: count for name, count in counts.items()})
-    if about["last_score"] is not None:
-        optimizer._last_score = tuple(about["last_score"])
+
+    def take(undo: Undo) -> None:
+        for kind, of_kind in found.items():
+            if getattr(optimizer, kind) is not None:
+                undo.replace_items(getattr(optimizer, kind), of_kind)
+        by_key = {keys[name]: count for name, count in counts.items()}
+        undo.replace_items(optimizer.nr_update, by_key)
+        if about["last_score"] is not None:
+            undo.set(optimizer, "_last_score", tuple(about["last_score"]))
+
+    all_or_nothing(take)
     return about["num_steps"]  # type: ignore[no-any-return]
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from gpuopt.state.masters import has_master
+from gpuopt.state.slot_dtypes import SlotDtype
 from gpuopt.state.state import check_fits
 from gpuopt.variables.variable import Variable, as_variable
 
+# Of a variable that was made without a name.
+_DEFAULT_NAME = re.compile(r"Variable(_\d+)?")
 # torch's names of sums and averages of squares.
 _OF_SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg")
 
@@ -48,7 +53,7 @@ def named_variables(variables: Any) -> dict[str, Variable]:
         try:
             variable = as_variable(given)
         except TypeError as error:
-            raise TypeError(f"variables[{position}]: {error}") from None
+            raise TypeError(f"variables[{position}]: {error}") from error
         if variable.identity in positions:
             raise ValueError(
                 f'"{variable.name}" is given for two of torch\'s parameters, as '
@@ -120,8 +125,10 @@ def check_states(
     settings: Sequence[Mapping[str, Any]],
     states: Sequence[Mapping[str, Any]],
     variables: Sequence[Variable],
-) -> None:
+) -> SlotDtype | None:
     """Checks each parameter's state.
+
+    States of 16-bit parameters may be float32, as some trainers keep them.
 
     Args:
         kind: The name of torch's optimizer.
@@ -129,10 +136,15 @@ def check_states(
         states: One for each parameter; empty where torch has made none yet.
         variables: The gpuopt variable for each parameter.
 
+    Returns:
+        "float32" if the states of 16-bit parameters are so, else None.
+
     Raises:
         ValueError: a part is missing or does not fit its variable, a count of steps is impossible,
-            or an average of squares is negative.
+            an average of squares is negative, or only some states of 16-bit parameters are float32.
     """
+    # Where the first state of a 16-bit parameter is of each type.
+    found: dict[np.dtype[Any], str] = {}
     for position, (state, variable, mine) in enumerate(
         zip(states, variables, settings, strict=True)
     ):
@@ -147,8 +159,13 @@ def check_states(
                     f"{sorted(present)}"
                 )
             if part in present and part not in ("step", "mu_product"):
-                array = np.asarray(present[part])
-                check_fits(array, f"torch's {part!r} of {where}", variable.shape, variable.dtype)
+                array, expected = np.asarray(present[part]), variable.dtype
+                what = f"torch's {part!r} of {where}"
+                if has_master(expected):
+                    if array.dtype == np.float32:
+                        expected = array.dtype
+                    found.setdefault(expected, what)
+                check_fits(array, what, variable.shape, expected)
         steps = _number(present.get("step", 0))
         if not (math.isfinite(steps) and steps >= 0 and steps.is_integer()):
             raise ValueError(f"torch's {where} is at step {steps:g}, which is no count of steps")
@@ -160,6 +177,73 @@ def check_states(
                 raise ValueError(
                     f"torch's {part!r} of {where} has negative elements; it adds up squares"
                 )
+    wide = found.pop(np.dtype(np.float32), None)
+    if wide is None:
+        return None
+    doubles = [f'"{each.name}" is float64' for each in variables if each.dtype == np.float64]
+    others = [*(f"{where} is {dtype}" for dtype, where in found.items()), *doubles]
+    if others:
+        raise ValueError(
+            f"{wide} is float32, and {others[0]}: an optimizer has one type for all its slots, or "
+            "that of each variable. Import these parameters into optimizers of their own"
+        )
+    return "float32"
+
+
+def names_of_parameters(state_dict: Mapping[str, Any]) -> list[str] | None:
+    """Returns torch's names of its parameters, in its order; None if the state has none.
+
+    Raises:
+        ValueError: it has not one for each parameter.
+    """
+    groups = [group for group in state_dict["param_groups"] if group["params"]]
+    if not any("param_names" in group for group in groups):
+        return None
+    names: list[str] = []
+    for group in groups:
+        given = group.get("param_names", ())
+        if len(given) != len(group["params"]) or not all(isinstance(each, str) for each in given):
+            raise ValueError(
+                f"a parameter group of torch's state has {len(group['params'])} parameters and the "
+                f"names {list(given)}"
+            )
+        names += given
+    return names
+
+
+def in_torchs_order(
+    variables: Mapping[str, Variable], names: Sequence[str] | None
+) -> dict[str, Variable]:
+    """Returns the variables in the order of torch's parameters, by their positions as text.
+
+    Args:
+        variables: As `named_variables` has returned them. Arrays, and variables that were made
+            without a name, are in torch's order.
+        names: torch's, in its order; None if it has none, and all variables are in its order.
+
+    Raises:
+        ValueError: variables have other names than parameters.
+    """
+    ours = [each.name if _has_own_name(each) else None for each in variables.values()]
+    if names is None or not any(ours):
+        return dict(variables)
+    if len(set(names)) == len(names) and set(ours) == set(names):
+        by_name = {variable.name: variable for variable in variables.values()}
+        return {str(position): by_name[name] for position, name in enumerate(names)}
+    for position, (mine, theirs) in enumerate(zip(ours, names, strict=True)):
+        if mine not in (None, theirs):
+            raise ValueError(
+                f'variables[{position}] is called "{mine}", and torch\'s parameter {position} '
+                f'"{theirs}". Give variables the names of torch\'s parameters, in any order; or '
+                'delete "param_names" from each of the state\'s param_groups: then variables are '
+                "taken in the order of parameters, whatever they are called"
+            )
+    return dict(variables)
+
+
+def _has_own_name(variable: Variable) -> bool:
+    is_array = not isinstance(variable.identity.holder(), Variable)
+    return not is_array and _DEFAULT_NAME.fullmatch(variable.name) is None
 
 
 def _number(value: Any) -> float:

@@ -87,13 +87,14 @@ def import_form(form: _Form, parts: Sequence[Part], _: bool) -> Imported:
         }
         for part in parts
     ]
-    optimizer = form.optimizer(**numbers[0], groups=groups_of(numbers[0], numbers[1:], parts))
+    groups = groups_of(numbers[0], numbers[1:], parts)
+    optimizer = form.optimizer(**numbers[0], groups=groups, slot_dtype=parts[0].slot_dtype)
     counters: dict[str, Array] = {"step": np.array(step, np.float64)}
     if "mu_product" in optimizer.counters:
         for part in parts:
             name = "mu_product" if part is parts[0] else f"mu_product/{name_of(part)}"
-            first = part.states[0]
-            counters[name] = np.array(first["mu_product"] if first else 1, np.float64)
+            products = [state["mu_product"] for state in part.states if state]
+            counters[name] = np.array(products[0] if products else 1, np.float64)
     return optimizer, {ours: values_of(parts, key) for ours, key in form.slots.items()}, counters
 
 
@@ -101,8 +102,7 @@ def import_torch_sgd(parts: Sequence[Part], _: bool) -> Imported:
     """Makes a `TorchSGDOptimizer` of torch's parameter groups, as `import_form` does.
 
     Raises:
-        ValueError: the groups differ in more than numbers; or some parameters of a dampened SGD
-            have made their first step, and others not.
+        ValueError: the groups differ in more than numbers.
     """
     with_momentum = [part for part in parts if part.settings["momentum"]]
     if with_momentum and not parts[0].settings["momentum"]:
@@ -115,12 +115,6 @@ def import_torch_sgd(parts: Sequence[Part], _: bool) -> Imported:
     )
     states = [state for part in with_momentum for state in part.states]
     has_begun = [state.get("momentum_buffer") is not None for state in states]
-    is_dampened = any(part.settings["dampening"] for part in with_momentum)
-    if is_dampened and any(has_begun) and not all(has_begun):
-        raise ValueError(
-            "some of torch's parameters have made their first step, which is not dampened, and "
-            "others not; gpuopt's TorchSGD has one step for all"
-        )
     numbers: list[dict[str, Any]] = []
     for part in parts:
         given = {
@@ -135,7 +129,10 @@ def import_torch_sgd(parts: Sequence[Part], _: bool) -> Imported:
             given["dampening"] = to_number(dampening)
         numbers.append(given)
     groups = groups_of(numbers[0], numbers[1:], parts)
-    optimizer = TorchSGDOptimizer(**numbers[0], use_nesterov=use_nesterov, groups=groups)
+    slot_dtype = parts[0].slot_dtype
+    optimizer = TorchSGDOptimizer(
+        **numbers[0], use_nesterov=use_nesterov, groups=groups, slot_dtype=slot_dtype
+    )
     slots = {"momentum": values_of(parts, "momentum_buffer")} if with_momentum else {}
     # torch does not count; whether a step is the first is all that matters.
     return optimizer, slots, {"step": np.array(any(has_begun), np.float64)}

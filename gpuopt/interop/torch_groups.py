@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base import ParameterGroup
+from gpuopt.state.slot_dtypes import SlotDtype
 from gpuopt.variables.variable import Variable
 
 Array = np.ndarray[Any, Any]
@@ -25,20 +26,22 @@ class Part(NamedTuple):
         settings: torch's.
         states: Those of its parameters.
         variables: Theirs.
+        slot_dtype: Of the slots of all parts; None if they have the types of the variables.
     """
 
     settings: Settings
     states: States
     variables: list[Variable]
+    slot_dtype: SlotDtype | None = None
 
 
 def step_of(parts: Sequence[Part]) -> int:
-    """Returns the number of steps that all parameters have made.
+    """Returns the number of steps of all parameters that were trained.
 
     Raises:
-        ValueError: it is not the same.
+        ValueError: they have made different numbers of steps.
     """
-    steps = {int(state["step"]) if state else 0 for part in parts for state in part.states}
+    steps = {int(state["step"]) for part in parts for state in part.states if state} or {0}
     if len(steps) > 1:
         raise ValueError(
             f"torch's parameters are at steps {sorted(steps)}; gpuopt's Adam has one step for all"
@@ -87,7 +90,9 @@ def name_of(part: Part) -> str:
 def values_of(parts: Sequence[Part], key: str) -> list[Array]:
     """Returns one state array for each variable; zeros where torch has not made it yet."""
     return [
-        state[key] if state.get(key) is not None else np.zeros(variable.shape, variable.dtype)
+        state[key]
+        if state.get(key) is not None
+        else np.zeros(variable.shape, part.slot_dtype or variable.dtype)
         for part in parts
         for state, variable in zip(part.states, part.variables, strict=True)
     ]

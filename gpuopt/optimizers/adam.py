@@ -12,6 +12,7 @@ from gpuopt.optimizers.base import (
     Additions,
     CatchUpOption,
     Hyperparameter,
+    HyperparameterName,
     Movement,
     RuleOptimizer,
     Unnamed,
@@ -80,8 +81,9 @@ class AdamOptimizer(RuleOptimizer):
     rule = adam
     rule_of_other_rows: ClassVar[UpdateRule | None] = adam
     instead_of_all_rows = "LazyAdamOptimizer"
+    _unlisted = frozenset(["betas"])
     # The hyperparameters whose powers correct the bias of averages that begin at 0.
-    betas: ClassVar[tuple[str, ...]] = ("beta1", "beta2")
+    betas: ClassVar[tuple[HyperparameterName, ...]] = ("beta1", "beta2")
 
     def __init__(
         self,

@@ -8,6 +8,10 @@ from gpuopt.optimizers.adam import AdamOptimizer
 class LazyAdamOptimizer(AdamOptimizer):
     """Adam whose sparse step updates the rows of the gradient and no others.
 
+        m += (1 - beta1) * (g - m)
+        v += (1 - beta2) * (g^2 - v)
+        w -= learning_rate * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon)
+
     The dense step is Adam's. A sparse step costs what its rows cost, however tall the table; the
     step size still follows the number of all steps. It is TensorFlow's
     `contrib.opt.LazyAdamOptimizer`, and takes `AdamOptimizer`'s arguments; `catch_up` is refused,

@@ -22,9 +22,10 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
         w -= learning_rate * m' / (sqrt(v') + epsilon)
         m', v' = m / (1 - beta1^t), v / (1 - beta2^t)
 
-    It is `torch.optim.AdamW`, and optax's `adamw`. In `AdamWOptimizer`, which is TensorFlow's, the
-    decay is `weight_decay * w`, and epsilon is added before the correction of `v`. With a
-    `weight_decay` of 0, it is `torch.optim.Adam`.
+    It is `torch.optim.AdamW`, but that torch counts the steps of each parameter; and optax's
+    `adamw`. In `AdamWOptimizer`, which is TensorFlow's, the decay is `weight_decay * w`, and
+    epsilon is added before the correction of `v`. With a `weight_decay` of 0, it is
+    `torch.optim.Adam`, with the same difference.
 
     A sparse gradient updates the rows it names, and lets them decay. `minimize` and
     `apply_gradients` take `decay_var_list`: the variables that decay, by default all. Python floats
@@ -39,7 +40,8 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
         cautious: Whether elements move against their gradient alone: a step `u` becomes
             `u * k / max(mean(k), 0.001)`, where `k` is 1 if `u * g < 0`, else 0 (Liang et al. 2024,
             in timm's form; the authors' code multiplies by `size / (sum(k) + 1)`). The mean is over
-            the variable, so that a sparse gradient makes the step of a dense one.
+            the variable, so that a sparse gradient makes the step of a dense one; but only the rows
+            that it names decay.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
         clip_norm, clip_value, clip_form: See `RuleOptimizer`.

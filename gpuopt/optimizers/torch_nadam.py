@@ -27,9 +27,10 @@ class TorchNAdamOptimizer(CautiousOption):
               + mu(t+1) * m / (1 - mu(1) ... mu(t+1))
         w -= learning_rate * ahead / (sqrt(v / (1 - beta2^t)) + epsilon)
 
-    It is `torch.optim.NAdam`, which keeps the product of `mu` in float32. In `NadamOptimizer`,
-    which is contrib's of TensorFlow, and in `optax.nadam`, `mu` is `beta1` in every step; torch's
-    is about half of that at first. Those two differ in how they correct the bias of what is ahead.
+    It is `torch.optim.NAdam`, but that torch counts the steps of each parameter, and keeps the
+    product of `mu` in float32. In `NadamOptimizer`, which is contrib's of TensorFlow, and in
+    `optax.nadam`, `mu` is `beta1` in every step; torch's is about half of that at first. Those two
+    differ in how they correct the bias of what is ahead.
 
     A sparse gradient updates the rows it names. Python floats keep all digits. `t` is the variable
     `step`, shared by all variables, and the product of `mu` so far `mu_product`, of which each

@@ -1,4 +1,4 @@
-"""The rules by which gradients are summed over several steps: the variable is the sum."""
+"""The rules by which gradients are summed, over several steps or rows: the variable is the sum."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def add_to_sum(var: Any, grad: Any, *, divisor: Any) -> None:
     """Adds to a sum, and divides it: by 1, unless it is to become a mean."""
     var += grad
     var /= divisor
+
+
+@update_rule(cuda=CudaSource(kernel_root(), _HEADER, "gpuopt::PlaceSum"))
+def place_sum(var: Any, grad: Any, *, zero: Any) -> None:
+    """Makes the variable what the gradient is, but -0 becomes 0, which `zero` must be."""
+    var[...] = grad + zero

@@ -49,7 +49,7 @@ def derive(
     Args:
         kind: The rule's class.
         base: The rule that it is made of.
-        apply: Its numpy form, named as its functor: `decayed` for `Decayed`.
+        apply: Its numpy form, named as its functor: `decayed_rows` for `DecayedRows`.
         terms: What it sums, if it has sums.
         header: Has its functor, which is made of that of `base`.
         slots: The slots that it has besides.
@@ -60,7 +60,7 @@ def derive(
         stored: See `UpdateRule`; that of `base` if there is none.
     """
     name = apply.__name__
-    functor = f"gpuopt::{name.title()}"
+    functor = f"gpuopt::{name.title().replace('_', '')}"
     apply.__name__ = f"{name}_{base.name}"
     apply.__module__ = base.apply.__module__
     all_sums = sums or base.sums

@@ -1,9 +1,9 @@
-"""What schedules compute, in numpy; kernels/shared/schedules.cuh computes the same on a device.
+"""What schedules compute, in numpy.
 
-The signature of a formula is the contract: after the step come keyword-only constants, in the order
-of the enumerators in C++. Steps may be arrays. A formula computes in the type of `step`, float32 or
-float64, and rounds each operation as TensorFlow does. Powers, logarithms and cosines are computed
-in float64 and rounded once, so that they do not depend on numpy's version or the machine.
+After the step come a formula's constants, by keyword. Steps may be arrays. A formula computes in
+the type of `step`, float32 or float64, and rounds each operation as TensorFlow does. Powers, logs
+and cosines are computed in float64 and rounded once, so that they do not depend on the version
+of numpy or the machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def polynomial_decay(
         decay_steps = decay_steps * np.maximum(np.ceil(step / decay_steps), step.dtype.type(1))
     else:
         step = np.minimum(step, decay_steps)
-    remaining = 1 - step / decay_steps
+    # With `cycle`, the next multiple of decay_steps may be rounded to less than the step.
+    remaining = np.maximum(1 - step / decay_steps, step.dtype.type(0))
     return (learning_rate - end_learning_rate) * _power(remaining, power) + end_learning_rate
 
 
@@ -161,31 +162,10 @@ def warmup_stable_decay(
     return np.where(step < warmup_steps, up, end + (peak - end) * remaining)
 
 
-# A formula's place here is its `kind` in C++.
-FORMULAS: tuple[Formula, ...] = (
-    linear_warmup,
-    exponential_decay,
-    inverse_time_decay,
-    polynomial_decay,
-    piecewise_constant,
-    cosine_decay,
-    cosine_decay_restarts,
-    linear_cosine_decay,
-    noisy_linear_cosine_decay,
-    one_cycle,
-    warmup_stable_decay,
-)
-
-
 def constants_of(formula: Formula) -> tuple[str, ...]:
-    """Returns the names of a formula's constants, in order."""
+    """Returns the names of a formula's constants."""
     parameters = inspect.signature(formula).parameters.values()
     return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
-
-
-def functor_of(formula: Formula) -> str:
-    """Returns a formula's name in C++."""
-    return f"gpuopt::{formula.__name__.title().replace('_', '')}"
 
 
 # How many random bits are added up: their sum is nearly normal.
@@ -196,7 +176,7 @@ _BITS = 64 * _WORDS
 def normal(seed: Any, count: Any) -> Any:
     """Returns a random number for each step, of mean 0 and variance 1.
 
-    It depends on seed and step alone, and has the same bits on every device: it is the number of
+    It depends on seed and step alone: it is the number of
     ones among 1,024 random bits, made continuous by a uniform number, in integers but for the last
     operation. The bits are those of SplitMix64 (Steele, Lea & Flood 2014), 17 words for each step.
 

@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 
 from gpuopt.quietly import quietly
-from gpuopt.rules.schedule_formulas import FORMULAS, Formula
+from gpuopt.rules.schedule_formulas import Formula
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.step_numbers import FollowsSteps
 from gpuopt.variables.variable import Variable
+
+# More steps than a training makes.
+_LAST_STEP = 2**31 - 1
+
+# Of a picture: more than it has pixels from left to right.
+_MOST_POINTS = 1001
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,22 +92,12 @@ class Schedule(FollowsSteps):
             return values
         return np.where(after < 0, values, self.then._values(np.maximum(after, 0)))
 
-    def device_form(self) -> np.ndarray[Any, Any]:
-        """Returns what `schedule_at` of kernels/shared/schedules.cuh reads, as float64.
-
-        It has no digits less than the constants: they are float32, or whole numbers below 2**53.
-        """
-        numbers = [np.ravel(constant) for constant in self.constants.values()]
-        constants = np.concatenate(numbers).astype(np.float64)
-        head = np.array([FORMULAS.index(self.formula), constants.size], np.float64)
-        rest = [] if self.then is None else [self.then.device_form()]
-        return np.concatenate([head, constants, *rest])
-
-    def plot(self, steps: int | Iterable[int], path: Any = None) -> Any:
+    def plot(self, steps: int | Iterable[int] | None = None, path: Any = None) -> Any:
         """Draws the values into a picture.
 
         Args:
-            steps: How many steps from 0 on, at least one; or which ones.
+            steps: How many steps from 0 on, at least one; or which ones. By default it draws a
+                tenth more than the decay, the first cycle, or the steps up to the last boundary.
             path: The file to write; its ending says the format.
 
         Returns:
@@ -121,6 +117,8 @@ class Schedule(FollowsSteps):
         # choose a window system; a Figure draws with Agg.
         from matplotlib.figure import Figure
 
+        if steps is None:
+            steps = self._steps_to_draw()
         numbers = range(steps) if isinstance(steps, int | np.integer) else steps
         counts = np.asarray(list(numbers))
         if not counts.size:
@@ -132,6 +130,19 @@ class Schedule(FollowsSteps):
         if path is not None:
             figure.savefig(path, dpi=120)
         return figure
+
+    def _steps_to_draw(self) -> Any:
+        last = min(max(1.1 * self._end(), 1), _LAST_STEP)
+        return np.unique(np.linspace(0, last, _MOST_POINTS).astype(np.int64))
+
+    def _end(self) -> float:
+        """Returns the step at which a decay or a first cycle ends, or that of the last boundary."""
+        numbers = self.constants
+        if "total_steps" in numbers:
+            return float(numbers["total_steps"])
+        own = sum(float(each) for name, each in numbers.items() if name.endswith("_steps"))
+        last = float(max(numbers.get("boundaries", ()), default=0))
+        return own + last + (0 if self.then is None else self.then._end())
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
@@ -164,8 +175,33 @@ def make(
 
     Raises:
         TypeError: `global_step` is not a scalar variable or array.
+        ValueError: the value is NaN or infinite at a step below 2**31.
     """
     step = arguments["x" if "x" in arguments else "global_step"]
     given = {key: value for key, value in arguments.items() if key != "name"}
     counter = checked_global_step(step)
-    return Schedule(name, given, counter, formula, constants, np.dtype(dtype), then)
+    made = Schedule(name, given, counter, formula, constants, np.dtype(dtype), then)
+    _check_values(made)
+    return made
+
+
+def _check_values(schedule: Schedule) -> None:
+    """Computes what a schedule will, up to 2**31 steps.
+
+    All steps at first, then four in each octave, and those at which a formula may change or divide
+    by 0: they are constants, or quotients of constants, such as `first_decay_steps / (1 - t_mul)`.
+
+    Raises:
+        ValueError: a value is NaN or infinite.
+    """
+    numbers = [abs(float(each)) for each in schedule.constants.values() if np.ndim(each) == 0]
+    divisors = np.array([1.0, *numbers, *(abs(1 - each) for each in numbers)])
+    octaves = np.outer(2.0 ** np.arange(8, 31), [1.0, 1.25, 1.5, 1.75]).ravel()
+    marks = quietly(np.divide.outer, np.array(numbers), divisors[divisors > 0]).ravel()
+    marks = marks[marks < _LAST_STEP]
+    steps = np.unique([*range(256), *octaves, _LAST_STEP, *np.floor(marks), *np.ceil(marks)])
+    values = schedule.at(steps)
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if wrong.size:
+        first = wrong[0]
+        raise ValueError(f"{schedule!r} would be {values[first]} at step {int(steps[first])}")

@@ -20,6 +20,7 @@ from gpuopt.rules.slot_codes import (
 from gpuopt.state.state import State, new_slot_variable
 from gpuopt.variables.gate import writing
 from gpuopt.variables.storage import describe
+from gpuopt.variables.undo import Undo, all_or_nothing
 from gpuopt.variables.variable import Variable
 
 Array = np.ndarray[Any, Any]
@@ -72,9 +73,13 @@ class CodedSlot:
                 f'"{self.name}" has shape {self.shape}; the value has shape {array.shape}'
             )
         new = encoded(array, self.coding, by_rows=self.scales.ndim == 2)
+
+        def assign(undo: Undo) -> None:
+            undo.assign(self.codes, new.codes)
+            undo.assign(self.scales, new.scales)
+
         with writing():
-            self.codes.assign(new.codes)
-            self.scales.assign(new.scales)
+            all_or_nothing(assign)
         return self
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from gpuopt.state.state_dict import OptimizerState, owners_of_slots
 from gpuopt.variables.copied import Copied, found_again
+from gpuopt.variables.gate import between_writes
 
 Self = TypeVar("Self", bound="CopiedByConstructor")
 # Of an optimizer, and of each of its groups: the hyperparameters that were set, by name.
@@ -84,8 +85,10 @@ class CopiedByConstructor:
     def _recipe(self: Self) -> tuple[type[Self], tuple[Any, Any], Changes, Any, dict[str, Any]]:
         """Returns the arguments of `make_again`: of these, the state is not copied once more."""
         optimizer: Any = self
-        variables = owners_of_slots(optimizer.state)
-        state: OptimizerState = optimizer.state_dict(found_again(variables))
+        # Both between two changes of rows by other threads.
+        with between_writes(f'copying optimizer "{optimizer.get_name()}"'):
+            variables = owners_of_slots(optimizer.state)
+            state: OptimizerState = optimizer.state_dict(found_again(variables))
         beside = optimizer.state.beside
         if beside is not None:
             # A wrapper's, which is copied with that alone.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpuopt.state.state import Description
     from gpuopt.state.state_dict import OptimizerState
 
-SlotDtype = Literal["bfloat16"]
+SlotDtype = Literal["bfloat16", "float32"]
 
 # Of what a state says about itself.
 SLOT_DTYPE = "slot_dtype"
@@ -46,7 +46,7 @@ def check_no_doubles(variables: Sequence[Variable], slot_dtype: np.dtype[Any]) -
         if variable.dtype == np.float64:
             raise TypeError(
                 f'slot_dtype="{slot_dtype}": "{variable.name}" is float64, and its slots would '
-                "have three digits: use float32, or an optimizer without slot_dtype for it"
+                "lose most of their digits: use float32, or an optimizer without slot_dtype for it"
             )
 
 

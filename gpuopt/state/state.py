@@ -28,6 +28,7 @@ from gpuopt.state.split_masters import paired
 from gpuopt.variables.copied import Copied, Copy, describe_lost, variable_of
 from gpuopt.variables.gate import undoing, writing
 from gpuopt.variables.identity import Identity
+from gpuopt.variables.undo import Undo
 from gpuopt.variables.variable import NewRows, Variable, require_known_owner
 
 
@@ -116,6 +117,9 @@ class Beside(Protocol):
             name: What the state calls the variable.
         """
 
+    def keep(self, undo: Undo) -> None:
+        """Has `undo` put back what `forget_all` removes, other than slots."""
+
     def forget_all(self) -> None:
         """Removes all of it, before another state is taken over."""
 
@@ -181,6 +185,12 @@ class SlotTable(MutableMapping[Identity, Variable]):
     def __len__(self) -> int:
         return len(self._slots)
 
+    def restore(self, slots: Mapping[Identity, Variable]) -> None:
+        """Replaces all slots by those that the table had before."""
+        with self._lock:
+            self._slots = WeakKeyDictionary(slots)
+            self._version.number += 1
+
 
 class State:
     """One optimizer's slots, its other variables, and restored values that wait for either.
@@ -191,8 +201,12 @@ class State:
         waiting_slots: Restored values, by (slot name, variable's name), whose slot is not made yet.
         waiting_others: Restored values of the optimizer's other variables that are not made yet.
         beside: What a wrapper keeps here besides, or None.
+        rivals: By a variable's name in the checkpoint: the states of the other optimizers in which
+            the same restored slots wait. The first of them to update the variable takes these.
+        contested: The same for variables that exist, by their identities.
         restored_elsewhere: Names of variables whose slots, in the last checkpoint, went to another
             optimizer of the same name.
+        unfinished: What wrappers added to steps that were not finished; see `Step`.
     """
 
     def __init__(self, describe: Callable[[], Description]) -> None:
@@ -205,7 +219,12 @@ class State:
         self.waiting_slots: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
         self.waiting_others: dict[str, np.ndarray[Any, Any]] = {}
         self.restored_elsewhere: frozenset[str] = frozenset()
+        self.rivals: Mapping[str, Sequence[weakref.ref[State]]] = {}
+        self.contested: WeakKeyDictionary[Identity, Sequence[weakref.ref[State]]] = (
+            WeakKeyDictionary()
+        )
         self.beside: Beside | None = None
+        self.unfinished: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
         self._describe = WeakMethod(describe)
         self.version = Version()
         self._tables: dict[str, SlotTable] = {}
@@ -299,6 +318,30 @@ class State:
             slots = [slot for table in self._tables.values() for slot in table.values()]
             return [*slots, *self._others.values()]
 
+    def keep(self, undo: Undo) -> None:
+        """Has `undo` put back the present tables, variables and waiting values, but no numbers."""
+        with self.lock:
+            tables = {name: (table, dict(table)) for name, table in self._tables.items()}
+            others, waiting_slots = dict(self._others), dict(self.waiting_slots)
+            waiting_others, lost = dict(self.waiting_others), self._lost
+            restored_elsewhere, beside = self.restored_elsewhere, self.beside
+            rivals, contested = self.rivals, dict(self.contested)
+
+        def put_back() -> None:
+            with undoing(), self.lock:
+                for table, slots in tables.values():
+                    table.restore(slots)
+                self._tables = {name: table for name, (table, _) in tables.items()}
+                self._others, self.waiting_others = dict(others), dict(waiting_others)
+                self.waiting_slots, self._lost = dict(waiting_slots), lost
+                self.restored_elsewhere, self.rivals = restored_elsewhere, rivals
+                self.contested = WeakKeyDictionary(contested)
+                self.version.number += 1
+
+        undo.on_error("an optimizer's state", put_back)
+        if beside is not None:
+            beside.keep(undo)
+
     def collect_created(self, create: Callable[[], None]) -> list[Created]:
         """Calls `create`, and returns what it has made.
 
@@ -340,7 +383,8 @@ class State:
                 if identity is not None and self.table(name).get(identity) is variable:
                     # Removed last: if this is interrupted, it is called again.
                     if restored is not None:
-                        self.waiting_slots[name, identity.name] = restored
+                        for state in (self, *self._rivals_of(identity)):
+                            state.waiting_slots[name, identity.name] = restored
                     del self.table(name)[identity]
             if devices is not None and any(self._tables.values()):
                 return
@@ -379,7 +423,8 @@ class State:
         with writing(), self.lock:
             key = slot_name, variable.name
             restored = self.waiting_slots.get(key)
-            if restored is None and variable.name in self.restored_elsewhere:
+            is_missing = restored is None and variable.name in self.restored_elsewhere
+            if is_missing or self.is_taken_elsewhere(variable.identity):
                 described = self.describe()
                 raise ValueError(
                     f'the restored slot "{slot_name}" of "{variable.name}" went to another '
@@ -404,11 +449,28 @@ class State:
             self.table(slot_name)[variable.identity] = slot
             if slot_name == MASTER and self.describe().masters is not None:
                 paired(self, variable, slot)
-            self.waiting_slots.pop(key, None)
+            for state in (self, *self._rivals_of(variable.identity)):
+                state.waiting_slots.pop(key, None)
             owner = weakref.ref(variable.identity)
             if self._created is not None:
                 self._created.append(Created(slot_name, owner, slot, restored))
             return slot
+
+    def is_taken_elsewhere(self, identity: Identity) -> bool:
+        """Whether another optimizer has a variable's slots, which waited here, too."""
+        return any(
+            identity in table
+            for rival in self._rivals_of(identity)
+            for table in list(rival._tables.values())
+        )
+
+    def _rivals_of(self, identity: Identity) -> list[State]:
+        """Returns the states in which a variable's restored slots wait, too.
+
+        Not to be read under their locks, as this one may be held.
+        """
+        states = [rival() for rival in self.contested.get(identity, ())]
+        return [state for state in states if state is not None]
 
     def create_other(self, name: str, value: Any, device: Device) -> Variable:
         """Makes the optimizer's own variable `name`, unless it exists.
@@ -434,6 +496,14 @@ class State:
         assert isinstance(scalar, HostScalar), f'"{name}" is {scalar!r}'
         return scalar
 
+    def copy_host_scalars(self) -> list[tuple[Variable, Any]]:
+        """Returns the scalars that the host computes with, and their values."""
+        if not self._others:
+            return []
+        # Without the lock and with few calls: each step does this.
+        others = self._others.copy().values()
+        return [(each, each._array.item()) for each in others if type(each) is HostScalar]
+
     def host_scalars(self) -> list[HostScalar]:
         """Lists the scalars that the host computes with."""
         return [other for other in self.others().values() if isinstance(other, HostScalar)]
@@ -443,6 +513,14 @@ class State:
         beside = () if self.beside is None else self.beside.others
         others = [other for name, other in self.others().items() if name not in beside]
         return [other for other in others if isinstance(other, HostScalar)]
+
+    def drop_slots(self, slot_name: str) -> None:
+        """Removes all slots of a name; waiting values stay."""
+        with writing(), self.lock:
+            table = self.table(slot_name)
+            for identity in list(table):
+                del table[identity]
+            del self._tables[slot_name]
 
     def drop_other(self, name: str) -> None:
         """Removes the optimizer's own variable `name`, and a value that waits for it."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any, TypedDict
 
 import numpy as np
 
 from gpuopt.backends import refuse_masked
+from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.rules.update_rule import row_shape
 from gpuopt.state import loss_scales
 from gpuopt.state.accumulated import hint_about, says_nothing
@@ -23,6 +26,8 @@ from gpuopt.state.state import Description, Range, State, check_fits
 from gpuopt.variables.copied import Copied, to_copy
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.storage import describe, holds_numbers
+from gpuopt.variables.undo import Undo
+from gpuopt.variables.unfinished import refuse_unfinished
 from gpuopt.variables.variable import (
     Variable,
     as_variable,
@@ -65,11 +70,17 @@ def read_state(
         state: An optimizer's state.
         variables: As in `Optimizer.state_dict`.
         read: Returns a variable's value in host memory.
+
+    Raises:
+        RuntimeError: a step was not finished.
     """
     state.settle_expected()
     beside = state.beside
     with state.lock, nullcontext() if beside is None else beside.lay_out():
         named = _named(variables)  # kept, so that other threads cannot drop a variable meanwhile
+        with_slots = [variable for variable in named.values() if state.slots_of(variable)]
+        touched = [each.identity for each in (*state.variables(), *with_slots)]
+        refuse_unfinished("saved", touched, state)
         names = {variable.identity: name for name, variable in named.items()}
         slots: dict[str, dict[str, Array]] = {}
         for slot_name in _in_order(state, state.slot_names()):
@@ -86,8 +97,10 @@ def read_state(
                         f'"{slot_name}" in "{state.describe().name}"; name it in a mapping, as in '
                         'state_dict({"w": array}) or Saver({"w": array}, optimizers=[...])'
                     )
+        contested = {each.name: names.get(each, each.name) for each in state.contested}
         for (slot_name, variable_name), value in state.waiting_slots.items():
-            slots.setdefault(slot_name, {})[variable_name] = value.copy()
+            name = contested.get(variable_name, variable_name)
+            slots.setdefault(slot_name, {})[name] = value.copy()
         non_slots = {name: read(variable) for name, variable in state.others().items()}
         for name, value in state.waiting_others.items():
             non_slots[name] = value.copy()
@@ -115,9 +128,10 @@ def _as_json_has_them(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def owners_of_slots(state: State) -> dict[str, Copied]:
-    """Returns the variables and arrays that have slots, by name; see `to_copy`."""
+    """Returns the variables and arrays that have slots, or slots that wait; see `to_copy`."""
     with state.lock:
         owners = {each for name in state.slot_names() for each in state.table(name)}
+        owners |= {each for each in state.contested if not state.is_taken_elsewhere(each)}
         found = {identity.name: to_copy(identity) for identity in owners}
         return {name: each for name, each in found.items() if each is not None}
 
@@ -136,17 +150,36 @@ def _leave_out_half_made(slots: dict[str, dict[str, Array]], slot_names: list[st
                 table.pop(name, None)
 
 
-def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any] | None) -> None:
-    """Takes over a saved state; see `Optimizer.load_state_dict`."""
+def load_state(
+    state: State,
+    saved: OptimizerState,
+    variables: Mapping[str, Any] | None,
+    undo: Undo,
+    rivals: Mapping[str, Sequence[weakref.ref[State]]] = MappingProxyType({}),
+) -> None:
+    """Takes over a saved state; see `Optimizer.load_state_dict`.
+
+    Args:
+        state: Of the optimizer.
+        saved: What it takes over.
+        variables: As in `Optimizer.load_state_dict`.
+        undo: Notes what is replaced.
+        rivals: See `State.rivals`; by the names of `saved`.
+    """
     state.settle_expected()
     with state.lock:
         named = _named(variables)
         check_state(state, saved, named)
-        saved = _as_here(saved, state.describe(), named)
+        saved = _out_of_slots(state, _as_here(saved, state.describe(), named))
+        state.keep(undo)
         state.forget_lost()
         state.restored_elsewhere = frozenset()
+        state.rivals = rivals
+        state.contested.clear()
         if state.beside is not None:
             state.beside.forget_all()
+        if _is_of_no_step(state, saved, named):
+            _go_back_before_all_steps(state, named, undo)
         for slot_name in _in_order(state, saved["slots"]):
             for name, value in saved["slots"][slot_name].items():
                 slot = state.slot(named[name], slot_name) if name in named else None
@@ -155,9 +188,9 @@ def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any]
                 elif slot.shape != np.shape(value):
                     replace_scales(state, named[name], slot_name, np.asarray(value))
                 else:
-                    slot.assign(np.asarray(value))
+                    undo.assign(slot, np.asarray(value))
         for name, variable in named.items():
-            claim_state(state, name, variable)
+            claim_state(state, name, variable, undo)
         described = state.describe()
         for name in described.names_of_groups:
             if name not in saved["non_slots"]:
@@ -169,7 +202,22 @@ def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any]
             if existing is None:
                 state.waiting_others[name] = np.array(value)
             else:
-                existing.assign(np.asarray(value))
+                undo.assign(existing, np.asarray(value))
+
+
+def _out_of_slots(state: State, saved: OptimizerState) -> OptimizerState:
+    """Copies those values that lie in the memory of slots, which the load overwrites."""
+    memory = WrittenMemory([v._array for v in state.variables() if v.memory.kind == "cpu"])
+
+    def copied(values: Mapping[str, Any]) -> dict[str, Array]:
+        arrays = {name: np.asarray(value) for name, value in values.items()}
+        return {
+            name: array.copy() if memory.overlaps(array) else array
+            for name, array in arrays.items()
+        }
+
+    slots = {slot_name: copied(values) for slot_name, values in saved["slots"].items()}
+    return {**saved, "slots": slots, "non_slots": copied(saved["non_slots"])}
 
 
 def check_claim(state: State, name: str, variable: Variable) -> None:
@@ -179,33 +227,62 @@ def check_claim(state: State, name: str, variable: Variable) -> None:
         _check_slot(state, variable, slot_name, name, value, slot_name in known)
 
 
-def claim_state(state: State, name: str, variable: Variable) -> None:
+def claim_state(state: State, name: str, variable: Variable, undo: Undo) -> None:
     """Gives a variable the slots that wait for its name; they are made where they are missing.
 
-    `check_claim` comes first.
+    `check_claim` comes first, and `State.keep`.
     """
     op_name = state.describe().op_name
     for slot_name, value in _waiting_slots(state, name).items():
         del state.waiting_slots[slot_name, name]
         existing = state.slot(variable, slot_name)
+        if existing is None and name in state.rivals:
+            # Made by the first of several optimizers to update the variable.
+            state.waiting_slots[slot_name, variable.name] = value
+            state.contested[variable.identity] = state.rivals[name]
+            continue
         if existing is None:
             state.waiting_slots.pop((slot_name, variable.name), None)
+            is_master = slot_name == MASTER and state.describe().masters is not None
+            if is_master:  # which the variable will follow
+                undo.keep(variable)
+                undo.set(variable.identity, "behind", variable.identity.behind)
             slot = state.create_slot(
                 variable, slot_name, op_name(slot_name), value, value.shape, value.dtype
             )
-            if slot_name == MASTER and state.describe().masters is not None:
+            if is_master:
                 paired(state, variable, slot).note_written(slot.identity)
         else:
-            existing.assign(value)
+            undo.assign(existing, value)
+
+
+def check_form(state: OptimizerState) -> None:
+    """Raises TypeError or ValueError unless a state has the parts of an `OptimizerState`."""
+    expected = set(OptimizerState.__annotations__)
+    if not isinstance(state, Mapping) or set(state) != expected:
+        found = sorted(state, key=str) if isinstance(state, Mapping) else type(state).__name__
+        raise TypeError(
+            f"an optimizer's state is a dictionary with {sorted(expected)}, got {found}"
+        )
+    if np.ndim(state["format"]) or state["format"] != _FORMAT:
+        raise ValueError(
+            f"the state has format {state['format']!r}; this version of gpuopt reads {_FORMAT}"
+        )
+    tables = [state["slots"], state["non_slots"]]
+    if isinstance(state["slots"], Mapping):
+        tables += state["slots"].values()
+    for table in tables:
+        if not isinstance(table, Mapping) or not all(isinstance(key, str) for key in table):
+            raise TypeError(f"an optimizer's state holds values by name, got {table!r}")
 
 
 def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Variable]) -> None:
     """Raises TypeError or ValueError unless all of a saved state fits, and what waits already."""
-    _check_form(saved)
+    check_form(saved)
     saved = _as_here(saved, state.describe(), variables)
     what_is_saved = f'state of {saved["optimizer"]} "{saved["name"]}"'
     _check_slots(state, saved, variables, what_is_saved)
-    _check_others(state, saved, what_is_saved)
+    _check_others(state, saved, variables, what_is_saved)
 
 
 def _check_slots(
@@ -248,6 +325,8 @@ def _check_slots(
         if slot_name not in beside
         for name in by_variable
     }
+    if _is_of_no_step(state, saved, variables):
+        return
     for name in {*has_slots, *variables}:
         there = {
             slot_name
@@ -261,6 +340,43 @@ def _check_slots(
             # Without a saved one, a master copy follows its variable.
             if is_needed and slot_name != MASTER and name not in saved["slots"].get(slot_name, {}):
                 raise ValueError(f'{what_is_saved} has no slot "{slot_name}" of "{name}"')
+
+
+def _is_of_no_step(state: State, saved: OptimizerState, variables: Mapping[str, Variable]) -> bool:
+    """Whether a state is of before an optimizer's first step, and covers all that has slots here.
+
+    Args:
+        state: Of the optimizer that is to take it over.
+        saved: The state. One that is found by TensorFlow's names lists the slots that are missing.
+        variables: As `saved` names them.
+    """
+    if saved["slots"] or not _own_others(state).isdisjoint(saved["non_slots"]):
+        return False
+    covered = {variable.identity for variable in variables.values()}
+    return all(covered.issuperset(state.table(name)) for name in _own_slot_names(state))
+
+
+def _go_back_before_all_steps(state: State, variables: Mapping[str, Variable], undo: Undo) -> None:
+    """Drops slots and powers, made or waiting: the next step makes them anew."""
+    for slot_name in _own_slot_names(state):
+        for slot in state.table(slot_name).values():
+            undo.keep(slot)  # a master copy is written with its variable
+        state.drop_slots(slot_name)
+        for name in variables:
+            state.waiting_slots.pop((slot_name, name), None)
+    for other in _own_others(state):
+        state.drop_other(other)
+
+
+def _own_slot_names(state: State) -> list[str]:
+    """Lists the names of the slots but for what a wrapper keeps besides."""
+    beside = () if state.beside is None else state.beside.slot_names
+    return [name for name in state.slot_names() if name not in beside]
+
+
+def _own_others(state: State) -> set[str]:
+    """Names the optimizer's own variables that its first step makes."""
+    return set(state.describe().other_names).difference(loss_scales.NAMES)
 
 
 def _check_beside(state: State, saved: OptimizerState, variables: Mapping[str, Variable]) -> None:
@@ -278,7 +394,9 @@ def _check_beside(state: State, saved: OptimizerState, variables: Mapping[str, V
             state.beside.check(slots, variables[name], name)
 
 
-def _check_others(state: State, saved: OptimizerState, what_is_saved: str) -> None:
+def _check_others(
+    state: State, saved: OptimizerState, variables: Mapping[str, Variable], what_is_saved: str
+) -> None:
     optimizer = state.describe()
     others = saved["non_slots"]
     for name, value in others.items():
@@ -299,8 +417,12 @@ def _check_others(state: State, saved: OptimizerState, what_is_saved: str) -> No
             check_fits(array, f'"{name}"', (), np.dtype(allowed.dtype))
     needed = set(state.others()).difference(optimizer.names_of_groups)
     beside = () if state.beside is None else state.beside.slot_names
-    if any(each for slot_name, each in saved["slots"].items() if slot_name not in beside):
+    if [
+        slot_name for slot_name, each in saved["slots"].items() if each and slot_name not in beside
+    ]:
         needed |= set(optimizer.other_names)
+    if _is_of_no_step(state, saved, variables):
+        needed -= _own_others(state)
     for name in sorted(needed - set(others)):
         raise ValueError(f'{what_is_saved} has no "{name}"')
 
@@ -410,25 +532,6 @@ def _waiting_slots(state: State, name: str) -> dict[str, Array]:
         for (slot_name, owner), value in state.waiting_slots.items()
         if owner == name
     }
-
-
-def _check_form(state: OptimizerState) -> None:
-    expected = set(OptimizerState.__annotations__)
-    if not isinstance(state, Mapping) or set(state) != expected:
-        found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-        raise TypeError(
-            f"an optimizer's state is a dictionary with {sorted(expected)}, got {found}"
-        )
-    if state["format"] != _FORMAT:
-        raise ValueError(
-            f"the state has format {state['format']!r}; this version of gpuopt reads {_FORMAT}"
-        )
-    tables = [state["slots"], state["non_slots"]]
-    if isinstance(state["slots"], Mapping):
-        tables += state["slots"].values()
-    for table in tables:
-        if not isinstance(table, Mapping) or not all(isinstance(key, str) for key in table):
-            raise TypeError(f"an optimizer's state holds values by name, got {table!r}")
 
 
 def _named(variables: Mapping[str, Any] | None) -> dict[str, Variable]:

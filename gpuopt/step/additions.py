@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from gpuopt.device import Device
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
+from gpuopt.variables.variable import Variable
 
 # Takes back what was made for a step on the devices that have refused it; None stands for all.
 Forget = Callable[[Collection[Device] | None], None]
@@ -47,6 +48,19 @@ class Addition(Protocol):
 
     def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
         """Writes what comes before the updates."""
+
+    def _written_beside(self, variables: Sequence[Variable]) -> Iterable[Variable]:
+        """Returns the arrays that are written in a step of some variables, beside these."""
+
+    def _accept_decided(self, is_noted: bool) -> bool:
+        """Called where a step is counted that was not finished, if a GPU decides about it.
+
+        Args:
+            is_noted: Whether `_after_update` had returned.
+
+        Returns:
+            Whether the step is counted already.
+        """
 
     def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
         """Writes what follows the updates and the step's count.

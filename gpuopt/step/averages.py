@@ -54,10 +54,6 @@ class MovingAverages:
         """
         raise NotImplementedError
 
-    def keep_in_float32(self) -> None:
-        """Has averages of 16-bit variables that are not made yet be float32: of master copies."""
-        raise NotImplementedError
-
     def start(self, variables: Sequence[Variable], values: Sequence[Variable]) -> list[Variable]:
         """Makes the averages that are missing, and returns them.
 
@@ -102,14 +98,11 @@ class FollowingAverages:
         self.moving = moving
         self.known = KnownGroups()
         self._masters = masters
-        if masters is not None:
-            moving.keep_in_float32()
 
     def joining(self, variables: Sequence[Any]) -> list[bool]:
         """Says of which variables the average is moved by the rule that updates them.
 
-        It is not where it is not made yet, where a constraint comes between, and of a master copy
-        where the average was made in 16 bits before.
+        It is not where it is not made yet, and where a constraint comes between.
 
         Args:
             variables: As the caller passed them, of dense gradients.
@@ -118,12 +111,7 @@ class FollowingAverages:
 
     def _joins(self, given: Any) -> bool:
         variable = as_variable(given)
-        average = self.moving.average(variable)
-        return (
-            variable.constraint is None
-            and average is not None
-            and average.dtype == kept_dtype(variable.dtype, self._masters)
-        )
+        return variable.constraint is None and self.moving.average(variable) is not None
 
     def bytes_moved(self, variable: Variable, is_sparse: bool) -> int:
         """Returns the bytes that moving a variable's average reads and writes, once it is made.

@@ -67,10 +67,13 @@ class ChosenUpdates:
     def identities(self) -> Iterable[Identity]:
         return self._every.identities()
 
+    def num_elements(self) -> int:
+        return 0 if self._chosen is None else self._chosen.num_elements()
+
     def refuse_shared_memory(self, counter: Variable | None) -> None:
         self._every.refuse_shared_memory(counter)
 
-    def create_slots(self) -> None:
+    def create_slots(self, of_part: bool = False) -> None:
         if self._chosen is not None:
             self._chosen.create_slots()
 

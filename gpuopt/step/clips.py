@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -32,7 +32,8 @@ from gpuopt.step.late_sums import LateSums
 from gpuopt.step.replica_context import ReplicaContext, replica_context
 from gpuopt.variables.identity import Identity
 
-CLIP_NORM, CLIP_VALUE = "clip_norm", "clip_value"
+CLIP_NORM: Final = "clip_norm"
+CLIP_VALUE: Final = "clip_value"
 # How None is kept.
 NO_LIMIT = np.float32(np.inf)
 

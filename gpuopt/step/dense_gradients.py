@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import SparseUpdate, compute_type
-from gpuopt.rules.gradient_descent import gradient_descent
+from gpuopt.rules.accumulation import place_sum
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
 
@@ -22,7 +22,8 @@ def as_dense(
 ) -> Any:
     """Returns a gradient of a variable's shape and device; the host does not wait for it.
 
-    Repeated rows are summed as in a sparse update, and then rounded to the dtype.
+    Repeated rows are summed as in a sparse update, and then rounded to the dtype. Rows that are not
+    named are -0, and no other element is: see `decayed_rows`.
 
     Args:
         backend: The device's.
@@ -32,9 +33,9 @@ def as_dense(
         refused: See `Backend.apply_sparse`.
     """
     with backend.enter():
-        dense = backend.xp.zeros(variable.shape, dtype)
+        dense = backend.xp.full(variable.shape, -0.0, dtype)
     plan = backend.plan_dense([Target(dense, [])])
-    to_add = {"learning_rate": compute_type(dtype)(-1)}
     update = SparseUpdate(plan, slices.values, slices.indices)
-    backend.apply_sparse(gradient_descent, [update], [to_add], other_rows=None, refused=refused)
+    scalars = {"zero": compute_type(dtype)(0)}
+    backend.apply_sparse(place_sum, [update], [scalars], other_rows=None, refused=refused)
     return dense

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpuopt import environment
 from gpuopt.backends import backend_for, to_device
 from gpuopt.backends.loss_scaling import Decision, LastBad, LossScalings
 from gpuopt.device import Device
@@ -238,7 +238,7 @@ class DeviceScaling:
             with suppress(StepAgain):
                 self._call_once(step, key)
                 break
-        if self._refuses and os.environ.get("GPUOPT_CHECK") == "1":
+        if self._refuses and environment.settings().checks_at_once:
             self.raise_late(wait=True)
 
     def _call_once(self, step: Callable[[], None], key: Key | None) -> None:

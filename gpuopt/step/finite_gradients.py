@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gpuopt.step.additions import Forget, nothing_to_forget
@@ -10,6 +10,7 @@ from gpuopt.step.device_scaling import DeviceScaling
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
+from gpuopt.variables.variable import Variable
 
 
 class FiniteGradients:
@@ -56,6 +57,13 @@ class FiniteGradients:
         if self._takes_norms:
             return self._makes_step_of(updates.find_nonfinite())
         return self._makes_step_of(first_nonfinite(updates.pairs()))
+
+    def _written_beside(self, variables: Sequence[Variable]) -> Iterable[Variable]:
+        return ()
+
+    def _accept_decided(self, is_noted: bool) -> bool:
+        self._on_gpu.bring_up()
+        return is_noted
 
     def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
         pass

@@ -16,6 +16,7 @@ from gpuopt.state.state import Range, SlotTable, State
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.updates import apply_constraint
+from gpuopt.step.user_code import call_user_code
 from gpuopt.variables.gate import writing
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import FLOAT_DTYPES, NewRows, Variable, as_variable
@@ -167,7 +168,7 @@ class Hooks:
     # What a subclass calls.
 
     def _call_if_callable(self, param: Any) -> Any:
-        return param() if callable(param) else param
+        return call_user_code(param) if callable(param) else param
 
     def _zeros_slot(self, var: Any, slot_name: str, op_name: str) -> Variable:
         """Returns the slot, made with zeros if need be."""

@@ -80,6 +80,8 @@ class Group:
         identities: The variables' identities, in order.
         constrained: The positions of variables with a constraint.
         is_on_a_cpu: Whether some of the batches are.
+        num_elements: Of all variables.
+        uses: Has an item more each time that the group is found by its variables' identities.
     """
 
     def __init__(
@@ -105,6 +107,8 @@ class Group:
         self.constrained = [
             position for position, variable in enumerate(variables) if variable.constraint
         ]
+        self.num_elements = sum(variable.size for variable in variables)
+        self.uses: list[None] = []
         self._names: tuple[str, ...] = ()
         self._known_apart: dict[bytes, list[weakref.ref[Any]]] = {}
         self.batches: list[Batch] = []
@@ -210,8 +214,7 @@ class KnownGroups:
     def __init__(self) -> None:
         self._by_objects: dict[bytes, _Recognised] = {}
         self._by_identities: dict[bytes, tuple[Group, list[weakref.ref[Any]]]] = {}
-        # The ids of the last objects that were not recognised. Objects are watched only if they
-        # come twice in a row: watching new views in each step would gain nothing.
+        # The ids of the last objects that were not recognised.
         self._missed = b""
 
     def find(self, given: Sequence[Any], state_version: int) -> Group | None:
@@ -234,26 +237,22 @@ class KnownGroups:
             if found is None:
                 return None
             group = found[0]
-            if self._missed == ids:
+            group.uses.append(None)
+            # Arrays are watched only if they come twice in a row: watching new views in each step
+            # would gain nothing.
+            if self._missed == ids or _are_variables(given):
                 self._recognise(ids, given, group)
             self._missed = ids
         return group if group.state_version == state_version else None
 
-    def add(self, given: Sequence[Any], group: Group) -> None:
-        """Caches a group, unless a variable's end cannot be watched.
-
-        Args:
-            given: The group's variables, as the caller passed them.
-            group: The group.
-        """
+    def add(self, group: Group) -> None:
+        """Caches a group, unless a variable's end cannot be watched."""
         holders = [identity.holder() for identity in group.identities]
         key = _ids_of(group.identities)
         _make_room(self._by_identities, key)
         references = _watch(holders, partial(_drop, weakref.ref(self), "_by_identities", key))
         if references is not None:
             self._by_identities[key] = group, references
-            if not [each for each in given if not isinstance(each, Variable)]:
-                self._recognise(_ids_of(given), given, group)
 
     def forget(self, changed: Set[Identity]) -> None:
         """Drops the groups of variables that have got other arrays.
@@ -276,6 +275,10 @@ class KnownGroups:
         references = _watch(given, partial(_drop, weakref.ref(self), "_by_objects", ids))
         if references is not None:
             self._by_objects[ids] = _Recognised(group, raw, layouts, references)
+
+
+def _are_variables(given: Sequence[Any]) -> bool:
+    return not [each for each in given if not isinstance(each, Variable)]
 
 
 def _ids_of(objects: Sequence[Any]) -> bytes:

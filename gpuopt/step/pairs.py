@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import islice
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -15,9 +16,15 @@ from gpuopt.step.wide_gradients import is_taken_wide
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import reading
 from gpuopt.variables.storage import describe
-from gpuopt.variables.variable import Variable, as_variable
+from gpuopt.variables.variable import Variable, as_variable, is_iterable
 
 Gradient: TypeAlias = "Any | IndexedSlices"
+
+HOW_TO_PASS = (
+    "apply_gradients takes (gradient, variable) pairs, as in zip(gradients, variables); "
+    "update(params, grads) takes lists and dicts of arrays as they are"
+)
+_NO_CAST = "No gradient is cast: use gradient.astype(...)."
 
 
 def checked_pairs(
@@ -46,15 +53,8 @@ def checked_pairs(
     # Not by a generator: an exception from a signal handler in one that `all` has left is lost.
     if not [gradient for gradient, _ in unchecked if gradient is not None]:
         refuse_no_gradients([variable for _, variable in unchecked])
-    pairs = [
-        (
-            None
-            if gradient is None
-            else checked_gradient(gradient, variable, valid_dtypes, takes_wide),
-            variable,
-        )
-        for gradient, variable in unchecked
-    ]
+    gradients = checked_gradients(unchecked, range(len(unchecked)), valid_dtypes, takes_wide)
+    pairs = [(new, variable) for new, (_, variable) in zip(gradients, unchecked, strict=True)]
     refuse_shared_memory([variable for gradient, variable in pairs if gradient is not None])
     return pairs
 
@@ -67,13 +67,12 @@ def as_list(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """
     if type(grads_and_vars) is list:
         return grads_and_vars
-    try:
-        return list(grads_and_vars)
-    except TypeError as error:
+    if not is_iterable(grads_and_vars) or isinstance(grads_and_vars, Mapping):
         raise TypeError(
             "grads_and_vars must be an iterable of (gradient, variable) pairs, got "
-            f"{type(grads_and_vars).__name__}"
-        ) from error
+            f"{type(grads_and_vars).__name__}; {HOW_TO_PASS}"
+        )
+    return list(grads_and_vars)
 
 
 def as_pairs(given: list[Any]) -> list[tuple[Any, Any]]:
@@ -97,17 +96,60 @@ def refuse_no_gradients(variables: list[Variable]) -> None:
 
 def unpack_pair(position: int, pair: Any) -> tuple[Any, Variable]:
     """Takes a pair of `grads_and_vars` apart; its variable may be a raw array."""
-    gradient, variable = _pair(position, pair)
+    is_plain = type(pair) is tuple and len(pair) == 2
+    gradient, variable = pair if is_plain else _pair(position, pair)
     if isinstance(gradient, Variable) and not isinstance(variable, Variable):
         raise TypeError(
             f'grads_and_vars[{position}] is (Variable "{gradient.name}", {describe(variable)}), '
             "which looks swapped: a pair is (gradient, variable). To update a plain array by a "
             "Variable's value, pass (variable.value(), array)"
         )
+    if type(variable) in (str, list, tuple, dict):
+        raise TypeError(
+            f"variable of grads_and_vars[{position}]: expected a Variable or an array, got "
+            f"{type(variable).__name__}; {HOW_TO_PASS}"
+        )
     try:
         return gradient, as_variable(variable)
-    except (TypeError, ValueError, DeviceUnavailableError) as error:
-        raise type(error)(f"variable of grads_and_vars[{position}]: {error}") from error
+    except DeviceUnavailableError as error:
+        raise DeviceUnavailableError(f"variable of grads_and_vars[{position}]: {error}") from error
+    except Exception as error:
+        raise_naming(f"variable of grads_and_vars[{position}]", error)
+
+
+def checked_gradients(
+    pairs: Sequence[tuple[Any, Variable]],
+    positions: Sequence[int],
+    valid_dtypes: Set[np.dtype[Any]],
+    takes_wide: bool | None = None,
+) -> list[Gradient | None]:
+    """Returns the gradients of pairs, each as `checked_gradient` does; None stays None.
+
+    Args:
+        pairs: (gradient, variable) pairs.
+        positions: Where they are in `grads_and_vars`.
+        valid_dtypes: See `checked_gradient`.
+        takes_wide: See `is_taken_wide`.
+
+    Raises:
+        TypeError: of gradients with other dtypes than their variables, the error lists each.
+    """
+    try:
+        return [
+            None
+            if gradient is None
+            else checked_gradient(gradient, variable, valid_dtypes, takes_wide)
+            for gradient, variable in pairs
+        ]
+    except TypeError:
+        wrong = [
+            f"grads_and_vars[{position}]: {message}"
+            for position, pair in zip(positions, pairs, strict=True)
+            if (message := _wrong_dtype(*pair, takes_wide)) is not None
+        ]
+        if len(wrong) < 2:
+            raise
+    raise TypeError(f"{len(wrong)} gradients have a wrong dtype: {'; '.join(wrong)}. {_NO_CAST}")
 
 
 def checked_gradient(
@@ -122,16 +164,29 @@ def checked_gradient(
     """
     if variable.dtype not in valid_dtypes:
         expected = sorted(str(dtype) for dtype in valid_dtypes)
+        parts = {"complex64": "float32", "complex128": "float64"}.get(variable.dtype.name)
+        hint = (
+            f" Of a complex array w, w.view(np.{parts}) trains real and imaginary parts apart, by "
+            "the same view of its gradient."
+            if parts
+            else ""
+        )
         raise ValueError(
-            f'Invalid type {variable.dtype} for "{variable.name}", expected: {expected}.'
+            f'Invalid type {variable.dtype} for "{variable.name}", expected: {expected}.{hint}'
         )
     if isinstance(gradient, IndexedSlices):
         return _checked_slices(gradient, variable, takes_wide)
     array = _as_gradient_array(gradient, variable, takes_wide)
     if array.shape != variable.shape:
+        hint = "For a gradient of some rows, pass IndexedSlices(values, indices)."
+        if array.shape == (1, *variable.shape):
+            hint = (
+                f"Drop its first dimension, as by gradient.reshape({variable.shape}), or by "
+                ".sum(axis=0) without keepdims."
+            )
         raise ValueError(
             f'gradient for "{variable.name}" has shape {array.shape}; the variable has shape '
-            f"{variable.shape}. For a gradient of some rows, pass IndexedSlices(values, indices)."
+            f"{variable.shape}. {hint}"
         )
     return array
 
@@ -141,16 +196,16 @@ def _pair(position: int, pair: Any) -> tuple[Any, Any]:
     if hasattr(pair, "shape"):
         raise ValueError(
             f"grads_and_vars[{position}] must be a (gradient, variable) pair, got "
-            f"{describe(pair)}, of shape {pair.shape}: was one pair passed instead of a list of "
-            "them? Pass [(gradient, variable)]"
+            f"{describe(pair)}, of shape {pair.shape}; {HOW_TO_PASS}. One pair goes into a list: "
+            "[(gradient, variable)]"
         )
-    try:
-        gradient, variable = pair
-    except (TypeError, ValueError) as error:
-        raise type(error)(
-            f"grads_and_vars[{position}] must be a (gradient, variable) pair, got {pair!r}"
-        ) from error
-    return gradient, variable
+    message = f"grads_and_vars[{position}] must be a (gradient, variable) pair, got "
+    if not is_iterable(pair):
+        raise TypeError(f"{message}{pair!r}")
+    parts = tuple(islice(pair, 3))
+    if len(parts) != 2:
+        raise ValueError(f"{message}{pair!r}")
+    return parts
 
 
 def _checked_slices(
@@ -167,7 +222,7 @@ def _checked_slices(
     try:
         slices.check()
     except (TypeError, ValueError) as error:
-        _raise_naming(variable, error)
+        raise_naming(f'gradient for "{variable.name}"', error)
     values, indices = slices.values, slices.indices
     _check_dtype(values, variable, takes_wide)
     if values.shape[1:] != shape[1:]:
@@ -217,7 +272,7 @@ def _as_gradient_array(gradient: Any, variable: Variable, takes_wide: bool | Non
     try:
         array = np.asarray(gradient)
     except Exception as error:  # of a ragged list, or of the gradient's own code
-        _raise_naming(variable, error)
+        raise_naming(f'gradient for "{variable.name}"', error)
     if array.dtype.kind not in "bif":
         raise TypeError(
             "Gradient must be convertible to an array or IndexedSlices, or None: gradient for "
@@ -252,24 +307,32 @@ def _on_device(array: Any, variable: Variable) -> Any:
             f"{variable.device}: {error}"
         ) from error
     except Exception as error:
-        _raise_naming(variable, error)
+        raise_naming(f'gradient for "{variable.name}"', error)
 
 
 def _check_dtype(array: Any, variable: Variable, takes_wide: bool | None) -> None:
-    if array.dtype != variable.dtype and not is_taken_wide(array.dtype, variable, takes_wide):
-        raise TypeError(
-            f'gradient for "{variable.name}" has dtype {array.dtype}; the variable has dtype '
-            f"{variable.dtype}. No gradient is cast: use gradient.astype(...)."
-        )
+    message = _wrong_dtype(array, variable, takes_wide)
+    if message is not None:
+        raise TypeError(f"{message}. {_NO_CAST}")
 
 
-def _raise_naming(variable: Variable, error: Exception) -> NoReturn:
-    """Raises an error about a gradient so that it names the variable.
+def _wrong_dtype(gradient: Any, variable: Variable, takes_wide: bool | None) -> str | None:
+    """Describes the dtype of a gradient that its variable does not take; None if it takes it."""
+    values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
+    dtype = getattr(values, "dtype", variable.dtype)
+    if dtype == variable.dtype or is_taken_wide(dtype, variable, takes_wide):
+        return None
+    return (
+        f'gradient for "{variable.name}" has dtype {dtype}; the variable has dtype {variable.dtype}'
+    )
 
-    An error that is no TypeError or ValueError comes from the gradient's own code, and stays what
-    it is, with a note.
+
+def raise_naming(what: str, error: Exception) -> NoReturn:
+    """Raises an error again so that it names the gradient or variable that it is about.
+
+    One that is neither a TypeError nor a ValueError comes from a user's own code: it stays what it
+    is, with a note.
     """
-    what = f'gradient for "{variable.name}"'
     if isinstance(error, TypeError | ValueError):
         # Not its own type, which may take other arguments.
         kind = TypeError if isinstance(error, TypeError) else ValueError

@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.device import Device
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch, Group
-from gpuopt.step.pairs import checked_gradient
+from gpuopt.step.pairs import checked_gradients
 from gpuopt.step.rule_protocol import RuleOptimizer
 from gpuopt.step.updates import Pair, dtypes_of
 from gpuopt.variables.identity import Identity
@@ -67,7 +67,7 @@ class Part:
         self.versions = None if group is None else group.accept(self.gradients)
         if self.versions is None:
             dtypes = dtypes_of(optimizer)
-            self.gradients = [checked_gradient(*pair, dtypes, takes_wide) for pair in self.pairs()]
+            self.gradients = checked_gradients(list(self.pairs()), self.numbers, dtypes, takes_wide)
             if group is not None:
                 self.versions = group.accept(self.gradients)
 

@@ -287,17 +287,27 @@ class Report:
                     self._times.setdefault((device, name), []).append(ms)
 
 
-@contextmanager
-def reporting(optimizer: ReportedOptimizer) -> Iterator[Report]:
-    """Watches an optimizer's steps; see `Optimizer.report`."""
-    if optimizer.open_report is not None:
-        raise RuntimeError(f'a report of the steps of "{optimizer.get_name()}" is open already')
-    optimizer.open_report = report = Report(optimizer)
-    try:
-        yield report
-    finally:
-        optimizer.open_report = None
-    report.end()
+class reporting:
+    """Watches an optimizer's steps while it is open; see `Optimizer.report`."""
+
+    def __init__(self, optimizer: ReportedOptimizer) -> None:
+        self._optimizer = optimizer
+        self._report: Report | None = None
+
+    def __enter__(self) -> Report:
+        if self._optimizer.open_report is not None:
+            name = self._optimizer.get_name()
+            raise RuntimeError(f'a report of the steps of "{name}" is open already')
+        self._optimizer.open_report = self._report = Report(self._optimizer)
+        return self._report
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        report, self._optimizer.open_report = self._report, None
+        if kind is None and report is not None:
+            report.end()
+
+    def __repr__(self) -> str:
+        return "<a report that is not open: with optimizer.report() as report: ...; print(report)>"
 
 
 def _bytes_stored(state: State, variable: Variable) -> int:

@@ -42,6 +42,10 @@ class StochasticRounding:
         if state.other(ROUNDED_STEPS) is None:
             state.create_host_scalar(ROUNDED_STEPS, np.float64(0), device)
 
+    def count(self, state: State) -> None:
+        """Counts a step, after its updates."""
+        state.host_scalar(ROUNDED_STEPS).add(1)
+
     def of_step(self, state: State) -> StepRounding:
         """Returns the rounding of the next step."""
         return StepRounding(self, state.host_scalar(ROUNDED_STEPS))
@@ -51,7 +55,6 @@ class StepRounding:
     """The rounding of one step."""
 
     def __init__(self, rounding: StochasticRounding, steps: HostScalar) -> None:
-        self._steps = steps
         self._has_own_slots = rounding.has_own_slots
         self._key = key_of_step(rounding.seed, int(steps.numpy()))
 
@@ -64,10 +67,6 @@ class StepRounding:
     ) -> tuple[UpdateRule, list[Scalars]]:
         """Returns the form of a rule that is rounded, and its scalars."""
         return rounded(rule), [{**each, **self._key} for each in scalars]
-
-    def count(self) -> None:
-        """Counts the step, after its updates."""
-        self._steps.add(1)
 
 
 def check_not_float16(variables: Sequence[Variable]) -> None:

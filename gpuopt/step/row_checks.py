@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,10 +9,11 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
+from gpuopt import environment
 from gpuopt.backends import backend_for, gpu_backends
 from gpuopt.backends.backend import FlagRead, RowCheck, RowFlag, RowFlags
 from gpuopt.device import Device
-from gpuopt.locks import Lock, Waiting, call_if_free
+from gpuopt.locks import Lock, call_if_free
 from gpuopt.step.pairs import Gradient
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -25,8 +25,6 @@ Undo = Callable[[Collection[Device]], None]
 
 # Calls that the host may be ahead of its checks: each takes a little page-locked memory.
 _MOST_CALLS = 64
-# Of a signal handler that waits for a call: many times what a call takes that waits for nothing.
-_HANDLER_DEADLINE_S = 1.0
 
 
 class _Check(NamedTuple):
@@ -130,26 +128,14 @@ class RowChecks:
             if isinstance(gradient, IndexedSlices) and variable.device.kind == "gpu"
         ]
         if must_check_first():
-            self._call_alone(partial(self._check_first, checks))
+            with self._lock:
+                self._check_first(checks)
             write()
             return
-        self._call_alone(partial(self._check_and_write, checks, write, prepare_undo))
-        if checks and os.environ.get("GPUOPT_CHECK") == "1":
+        with self._lock:
+            self._check_and_write(checks, write, prepare_undo)
+        if checks and environment.settings().checks_at_once:
             self.raise_late(wait=True)
-
-    def _call_alone(self, work: Callable[[], None]) -> None:
-        """Calls `work` while no other thread is in the middle of a call.
-
-        A signal handler in the middle of an update may wait for a call that waits for this update:
-        it does not wait for long.
-        """
-        if not is_updating():
-            with self._lock:
-                work()
-            return
-        waiting = Waiting(_HANDLER_DEADLINE_S)
-        while not call_if_free(self._lock, work):
-            waiting.pause(_describe_call)
 
     def _check_first(self, checks: Sequence[_Check]) -> None:
         if checks:
@@ -167,8 +153,8 @@ class RowChecks:
     def raise_late(self, device: Device | None = None, *, wait: bool) -> None:
         """Raises what the checks have found; see `LateErrors`.
 
-        A signal handler in the middle of an update waits for no call of another thread, which may
-        wait for this update: what is found is raised later.
+        A read by a signal handler in the middle of an update waits for no call of another thread,
+        which may wait for this update: what is found is raised later.
 
         Raises:
             IndexError: a row was out of range; its call and all later ones are undone.
@@ -269,15 +255,8 @@ class RowChecks:
 
 
 def is_updating() -> bool:
-    """Whether this thread is in the middle of an update: then a signal handler asks."""
+    """Whether this thread is in the middle of an update: then a signal handler's read asks."""
     return any(lock.is_this_threads for backend in gpu_backends for lock in backend.locks)
-
-
-def _describe_call() -> str:
-    return (
-        "another thread, which is in the middle of a step by the same optimizer, and may wait for "
-        "the update in whose middle this signal handler steps; step after that update"
-    )
 
 
 def _row_flags(device: Device) -> RowFlags:

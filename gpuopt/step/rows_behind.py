@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain, compress
-from operator import attrgetter, call, eq, is_
+from operator import is_
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from gpuopt.step.known import Batch
 from gpuopt.variables.behind import RowsBehind
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.identity import Identity
+from gpuopt.variables.unfinished import Touched, begun
 
 
 class TableBehind:
@@ -44,9 +45,9 @@ class TableBehind:
         self._plan, self._backend, self._real = batch.plan, batch.backend, batch.real
         self._late_rows = batch.backend.late_rows
         # One step, or one who brings rows up to date, at a time. Taken inside the gate, together
-        # with the device's: a signal handler in an update there waits for who has the table's.
-        table_lock = Lock(f'the rows of "{identity.name}" that are behind')
-        self._locks = (*batch.backend.locks, table_lock)
+        # with the device's.
+        self._lock = Lock(f'the rows of "{identity.name}" that are behind')
+        self._locks = (*batch.backend.locks, self._lock)
         self._catch_up: CatchUp | None = None
 
     @property
@@ -87,24 +88,51 @@ class TableBehind:
         """Does what `bring_up` does, and leaves other copies of a mirrored table alone."""
         if not self.is_behind:
             return
+        if self._lock.is_this_threads:
+            raise RuntimeError(
+                f'"{self.unfinished_name}" cannot be read while this thread has its rows make '
+                "steps, as by a signal handler: half of them would make some twice; read it after "
+                "that"
+            )
         with undoing():
             here = None if rows is None else to_device(rows, self._backend.device)
             call_locked(self._locks, partial(self._bring_up_locked, here))
 
-    def _bring_up_locked(self, rows: Any) -> None:
+    def _bring_up_locked(self, rows: Any = None) -> None:
         catch_up = self._catch_up
-        if catch_up is None:
+        if catch_up is None or not self.is_behind:
             return
-        # Before: a signal handler may make a step meanwhile, which rows may not have made then.
-        now = catch_up.now
-        self._late_rows.bring_up(self._plan, catch_up, rows)
+        self.thread, begun[self] = get_ident(), None
+        try:
+            self._late_rows.bring_up(self._plan, catch_up, rows)
+        finally:
+            begun.pop(self, None)
         if rows is None:
-            catch_up.made_by_all = now
+            catch_up.made_by_all = catch_up.now
+
+    # What a step of a signal handler meanwhile asks for: see `BegunStep`.
+
+    calls_user_code = admits_steps = False
+    unfinished_state = None
+
+    @property
+    def unfinished_name(self) -> str:
+        identity = self._identity()
+        return "a table" if identity is None else identity.name
+
+    def touched(self) -> Touched | None:
+        return None
+
+    def let_go(self) -> None:
+        pass
+
+    def accept(self) -> None:
+        pass
 
     def _ready(
         self, other_rows: UpdateRule, of_counts: Sequence[Scalars], stepping: bool
     ) -> CatchUp | None:
-        """Returns the table's count of steps by this step's scalars, with room promised to it.
+        """Returns the table's count of steps by this step's scalars, with room for it.
 
         None if all rows have to be updated in this step: then all are up to date.
 
@@ -118,33 +146,24 @@ class TableBehind:
         keys = [key_of(other_rows, each) for each in others]
         may_miss = [may_be_missed(other_rows, each) for each in of_counts]
         if False in may_miss or keys.count(key) < len(keys):
-            self.bring_up_alone()
+            self._bring_up_locked()
             return None
         catch_up = self._catch_up
         if catch_up is None or catch_up.factors.key != key:
             factors = Factors(other_rows, other_rows.own(scalars), self._real, stepping=stepping)
             catch_up = self._begin_anew(other_rows, factors)
-        elif catch_up.now + catch_up.promised >= catch_up.room:
+        elif catch_up.now >= catch_up.room:
             catch_up = self._begin_anew(other_rows, catch_up.factors)
-        if not catch_up.factors.fall_behind:
-            return None
-        # No call since the look at the room: a signal handler's step would take it.
-        catch_up.promised += 1
-        return catch_up
+        return catch_up if catch_up.factors.fall_behind else None
 
     def _begin_anew(self, other_rows: UpdateRule, factors: Factors) -> CatchUp:
-        """Brings all rows up to date, and returns a new count of steps.
-
-        The old one stays as it is: a step may be using it, in whose middle a signal handler came.
-        """
+        """Brings all rows up to date, and returns a new count of steps."""
         zeros = partial(self._backend.full, dtype=np.dtype(self._real), value=0)
         last = self._backend.full(self._arrays[0].shape[:1], np.dtype(np.int32), 0)
         catch_up = CatchUp(other_rows, factors, last, zeros)
         self._backend.record_creation(catch_up)
-        is_set = False
-        while not is_set:
-            self.bring_up_alone()
-            is_set = _set_if_up_to_date([self], [(self, "_catch_up", catch_up)])
+        self._bring_up_locked()
+        self._catch_up = catch_up
         return catch_up
 
 
@@ -176,13 +195,12 @@ def update_tables(
         For each table, whether it did: not if all rows have to be updated in this step. Then all
         are up to date. None if the table is replaced, and has done nothing.
     """
-    late: list[tuple[TableBehind, CatchUp]] = []
     num_counts = factors.num_counts if isinstance(factors, Decided) else 1
     num_groups = len(scalars) // num_counts
 
     def update_locked() -> list[bool | None]:
         done: list[bool | None] = []
-        late_updates: list[SparseUpdate] = []
+        late: list[SparseUpdate] = []
         for table, update in zip(tables, updates, strict=True):
             if table.is_replaced:
                 done.append(None)
@@ -190,29 +208,14 @@ def update_tables(
             catch_up = table._ready(other_rows, scalars[update.group :: num_groups], stepping)
             done.append(catch_up is not None)
             if catch_up is not None:
-                late.append((table, catch_up))
-                late_updates.append(update._replace(catch_up=catch_up))
-        if not late:
-            return done
-        late[0][0]._backend.apply_sparse(
-            rule, late_updates, scalars, factors=factors, other_rows=None, refused=refused
-        )
-        for table, catch_up in late:
-            # Of a reader in the middle, who came when the step was counted, but not made.
-            catch_up.made_by_all = min(catch_up.made_by_all, catch_up.now - 1)
-            if table.is_replaced or table._catch_up is not catch_up:
-                # By a signal handler's step: nobody will bring up rows by these numbers later.
-                table._late_rows.bring_up(table._plan, catch_up)
+                late.append(update._replace(catch_up=catch_up))
+        if late:
+            tables[0]._backend.apply_sparse(
+                rule, late, scalars, factors=factors, other_rows=None, refused=refused
+            )
         return done
 
-    def update_as_promised() -> list[bool | None]:
-        try:
-            return update_locked()
-        finally:
-            for _, catch_up in late:
-                catch_up.promised -= 1
-
-    return call_locked([lock for table in tables for lock in table._locks], update_as_promised)
+    return call_locked([lock for table in tables for lock in table._locks], update_locked)
 
 
 def replace_tables(
@@ -223,44 +226,17 @@ def replace_tables(
     Args:
         identities: Of the table and its slots.
         old: What they hold.
-        new: What they are to hold; unless something else has come, or a signal handler's step.
+        new: What they are to hold; unless something else has come.
     """
     tables = [each for each in dict.fromkeys(old) if isinstance(each, TableBehind)]
 
     def replace() -> None:
         for table in tables:
-            table.bring_up_alone()
-        held = map(attrgetter("behind"), identities)
-        assignments = [(identity, "behind", new) for identity in identities]
-        _set_if_up_to_date(tables, assignments, map(is_, held, old))
+            table._bring_up_locked()
+        if all(map(is_, (each.behind for each in identities), old)):
+            # The table's last: `table_behind` looks at that, and an exception may come between.
+            for identity in reversed(identities):
+                identity.behind = new
 
     # A step of another thread by one of them comes before, or finds that it is replaced.
     call_locked([lock for table in tables for lock in table._locks], replace)
-
-
-def _set_if_up_to_date(
-    tables: Sequence[TableBehind],
-    assignments: Sequence[tuple[Any, str, Any]],
-    provided: Iterable[bool] = (),
-) -> bool:
-    """Sets attributes, all at once, unless rows of some tables are behind.
-
-    Args:
-        tables: Which were up to date before.
-        assignments: Objects, the names of their attributes, and values.
-        provided: What else must hold; made by built-in functions when it is looked at.
-
-    Returns:
-        Whether it did: not if a signal handler has made a step by one of them meanwhile.
-    """
-    counts = [each._catch_up for each in tables]
-    begun = [each for each in counts if each is not None]
-    are_up_to_date = chain(
-        map(is_, map(attrgetter("_catch_up"), tables), counts),
-        map(eq, map(attrgetter("made_by_all"), begun), map(attrgetter("now"), begun)),
-        provided,
-    )
-    calls: list[Callable[[], None]] = [partial(setattr, *each) for each in assignments]
-    # Built-in functions call each other: no signal handler runs between.
-    done = map(call, chain.from_iterable(compress([calls], map(all, [are_up_to_date]))))
-    return bool(list(done))

@@ -16,6 +16,7 @@ from gpuopt.state.masters import Masters
 from gpuopt.step.averages import FollowingAverages
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.known import KnownGroups
+from gpuopt.step.misuse import Misuse
 from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.step import ThisThread
@@ -31,6 +32,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     rule_of_other_rows: ClassVar[UpdateRule | None]
     catch_up: CatchUpOption
     known: KnownGroups
+    misuse: Misuse
     clips: GradientClips | None
     averages: FollowingAverages | None
     row_checks: RowChecks
@@ -39,6 +41,8 @@ class RuleOptimizer(HookOptimizer, Protocol):
     slot_dtype: np.dtype[Any] | None
     rounding: StochasticRounding | None
     this_thread: ThisThread
+
+    def _all_non_slot_names(self) -> list[str]: ...
 
     @property
     def finish_is_undoable(self) -> bool: ...

@@ -136,6 +136,17 @@ class RuleUpdates:
     def identities(self) -> Iterable[Identity]:
         return chain.from_iterable(part.identities() for part in self._parts)
 
+    def num_elements(self) -> int:
+        number, optimizer = 0, self._optimizer
+        for part in self._parts:
+            if part.is_sparse and (optimizer.rule_of_other_rows is None or optimizer.catch_up):
+                number += part.gradients[0].values.size
+            elif part.group is not None:
+                number += part.group.num_elements
+            else:
+                number += sum(variable.size for variable in part.variables())
+        return number
+
     def refuse_shared_memory(self, counter: Variable | None) -> None:
         groups = [part.group for part in self._parts if part.group is not None]
         if len(groups) < len(self._parts):
@@ -156,7 +167,7 @@ class RuleUpdates:
             slots += self._optimizer.averages.of(variables)
         refuse_shared_memory(variables, [*slots, *([] if counter is None else [counter])])
 
-    def create_slots(self) -> None:
+    def create_slots(self, of_part: bool = False) -> None:
         codes = self._optimizer.slot_codes
         tables = [] if codes is None else self._tables_with_codes(codes)
         unknown = [part for part in self._parts if part.group is None]
@@ -168,6 +179,7 @@ class RuleUpdates:
         state = self._optimizer.state
         with writing(), state.lock:
             variables = [v for part in unknown for v in part.variables()]
+            new = [each for each in variables if not state.slots_of(each)]
             self._optimizer._check_groups(variables)
             if self._optimizer.masters is not None:
                 check_variables(state, variables, self._optimizer.masters)
@@ -193,8 +205,16 @@ class RuleUpdates:
                     self._optimizer._group_of,
                     () if codes is None else codes.codings,
                 )
-                known.add(part.given, group)
+                known.add(group)
                 part.group = group
+            if not of_part:
+                self._optimizer.misuse.note_call(
+                    [part.require_group() for part in unknown],
+                    self.variables(),
+                    new,
+                    type(self._optimizer).__name__,
+                    bool(self._optimizer._all_non_slot_names()),
+                )
 
     def _tables_with_codes(self, codes: SlotCodes) -> list[Variable]:
         """Returns the variables with sparse gradients; their slots, if made, have blocks of rows.
@@ -262,9 +282,7 @@ class RuleUpdates:
             quietly(self.write)
         else:
             self.write()
-        averages, rounding = self._numbers.averages, self._numbers.rounding
-        if rounding is not None:
-            rounding.count()
+        averages = self._numbers.averages
         if self._has_constraints:
             for part in self._parts:
                 for position in part.require_group().constrained:
@@ -293,7 +311,6 @@ class RuleUpdates:
         if self._late_sums is not None:
             self._late_sums.finish()  # where no norms are asked for
         for unit in units:
-            self._writing = unit
             part, batch = unit[0]
             numbers = batch.parameter_groups
             if len(unit) > 1:
@@ -324,6 +341,8 @@ class RuleUpdates:
                 sums = self._clips.sums_of(batch)
                 if self._clips.decided:
                     refused = factors.after
+            batch.backend.check_rule(rule, batch.real, scalars)
+            self._writing = unit
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]
             if part.is_sparse and rule.sums:

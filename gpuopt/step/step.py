@@ -6,26 +6,34 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
+from threading import get_ident
 from time import perf_counter
 from typing import Any, Protocol
+from weakref import ProxyTypes, proxy, ref
 
 import numpy as np
 
 from gpuopt.backends import gpu_backends, profiling_range, watching
 from gpuopt.backends.backend import Scalars
 from gpuopt.device import Device
+from gpuopt.interrupts import SMALL_WRITE, interrupts_put_off
 from gpuopt.locks import call_locked
 from gpuopt.state import masters
 from gpuopt.state.state import State
 from gpuopt.step import additions, tables_behind
 from gpuopt.step.additions import Addition, Forget
+from gpuopt.step.pairs import HOW_TO_PASS, raise_naming
 from gpuopt.step.report import Report
+from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.row_checks import RowChecks, Undo
 from gpuopt.step.updates import Updates
-from gpuopt.variables import recording
+from gpuopt.step.user_code import call_user_code, refuse_in_a_step
+from gpuopt.variables import gate, recording
 from gpuopt.variables.gate import writing
 from gpuopt.variables.operators import reading
 from gpuopt.variables.row_changes import changes, refuse_changed
+from gpuopt.variables.unfinished import Touched, begun, note_unfinished, refuse_unfinished
 from gpuopt.variables.variable import Variable, as_variable
 
 # The most names of variables that an error lists.
@@ -63,11 +71,19 @@ class SteppingOptimizer(Protocol):
     row_checks: RowChecks
     this_thread: ThisThread
     open_report: Report | None
+    rounding: StochasticRounding | None
     _use_locking: bool
+
+    def get_name(self) -> str: ...
 
     def _prepare(self) -> None: ...
 
     def _scalars_for(self, real: type[np.floating[Any]]) -> Sequence[Scalars]: ...
+
+    def _averages_of(self, variables: Sequence[Variable]) -> Sequence[Variable]: ...
+
+    @property
+    def finish_is_undoable(self) -> bool: ...
 
     def _finish(self, update_ops: list[Any], name_scope: str) -> Any: ...
 
@@ -80,25 +96,46 @@ class Step:
 
     Attributes:
         name: The step's name in profilers, and the `name_scope` of `_finish`.
+        thread: See `BegunStep`.
+        calls_user_code: See there.
         counter: The variable that counts steps, or None.
         watched: The context that `apply_gradients` enters once.
     """
+
+    # Of a step that was not finished.
+    _touched: Touched | None = None
+    _weak_counter: Callable[[], Variable | None] = staticmethod(lambda: None)
+    _weak_before_count: Sequence[tuple[ref[Variable], Any]] = ()
 
     def __init__(self, optimizer: SteppingOptimizer, global_step: Any, name: str) -> None:
         """Raises late errors of earlier steps, and checks `global_step`.
 
         Raises:
-            RuntimeError: a GPU's current stream is being captured into a CUDA graph.
+            RuntimeError: a GPU's current stream is being captured into a CUDA graph; or a signal
+                handler has come in the middle of a step.
             IndexError: an earlier step was given a row that its variable lacks.
             TypeError, ValueError: `global_step` cannot count.
         """
         for backend in gpu_backends:
             backend.refuse_capture()
+        if begun or gate.last_closing.lock.locked():
+            refuse_in_a_step()
         if optimizer.row_checks.calls:
             optimizer.row_checks.raise_late(wait=False)
         self.name = name
         self.counter = None if global_step is None else checked_global_step(global_step)
+        self.thread = get_ident()
+        self.calls_user_code = False
         self._optimizer = optimizer
+        # What is being written, and what was written in earlier parts.
+        self._writing: Updates | None = None
+        self._written: list[Variable] = []
+        # The numbers that the step changes in host memory, as they were, while it changes them.
+        self._before_count: list[tuple[Variable, Any]] | None = None
+        self._finish_has_begun = False
+        # How many of the additions have written what follows the updates.
+        self._num_followed = 0
+        self._was_decided_by_gpu = False
         self._row_change = changes.number
         self._update_ops: list[Any] = []
         self._is_counted = False
@@ -124,36 +161,54 @@ class Step:
             own: What the optimizer itself adds, before all wrappers.
         """
         updates.refuse_shared_memory(self.counter)
+        if begun:
+            self._refuse_unfinished(updates)
+        if updates.num_elements() > SMALL_WRITE:
+            later = interrupts_put_off(waits_for_begin=True)
+            with later:
+                self._run_in_gate(updates, own, later)
+        else:
+            self._run_in_gate(updates, own)
+
+    def _run_in_gate(
+        self,
+        updates: Updates,
+        own: Sequence[Addition],
+        later: interrupts_put_off | None = None,
+    ) -> None:
         this_thread, adding = self._optimizer.this_thread, additions.this_thread
         outer, added = vars(this_thread).copy(), adding.additions
         report = self._report
         as_step = profiling_range(self.name) if gpu_backends else _nothing
-        try:
-            adding.additions = ()  # of a step inside this one, as of user code
+        with as_step if report is None else report.watch_step(self.name, self._began), writing():
+            if changes.number != self._row_change:
+                refuse_changed(updates.variables(), self._row_change)
+            # Before it reads what other steps and restores write: from here on, none comes between.
+            begun[self] = None
             try:
-                updates.create_slots()
-                self._prepare()
-                updates.fix_scalars()
-                updates.check()
-                if added or own:
-                    updates = self._prepare_additions((*own, *added), updates)
-            except BaseException:
-                self._forget(updates)
-                raise
-            with (
-                as_step if report is None else report.watch_step(self.name, self._began),
-                writing(),
-            ):
-                if changes.number != self._row_change:
-                    refuse_changed(updates.variables(), self._row_change)
+                adding.additions = ()  # of a step inside this one, as of user code
+                try:
+                    updates.create_slots()
+                    self._prepare()
+                    updates.fix_scalars()
+                    updates.check()
+                    if added or own:
+                        updates = self._prepare_additions((*own, *added), updates)
+                except BaseException:
+                    self._forget(updates)
+                    raise
+                if later is not None:
+                    later.begin()
                 write = self._write if updates.gpu_decides is None else self._write_alone
                 if not self._optimizer.row_checks.flags and not updates.has_rows_on_a_gpu:
                     write(updates)
                 else:
                     self._check_and_call(write, updates)
-        finally:
-            vars(this_thread).update(outer)
-            adding.additions = added
+            finally:
+                vars(this_thread).update(outer)
+                adding.additions = added
+                if self in begun:
+                    note_unfinished(self)
 
     def run_in_parts(self, compute: Callable[[Callable[[Updates], None]], None]) -> None:
         """Does a step in parts; the count comes at its end.
@@ -166,12 +221,19 @@ class Step:
         is_prepared = False
         written: list[str] = []
         unsure: list[str] = []
-        report = self._report
+        num_elements = 0
+        report, later = self._report, interrupts_put_off(waits_for_begin=True)
 
         def apply_checked(updates: Updates) -> None:
-            nonlocal unsure
+            nonlocal unsure, num_elements
+            num_elements += updates.num_elements()
+            if num_elements > SMALL_WRITE:
+                later.begin()
+            self._writing = updates
             try:
                 self._apply(updates)
+                self._written += updates.variables()
+                self._writing = None
                 if report is not None:
                     report.note_updates(updates)
             finally:
@@ -181,8 +243,11 @@ class Step:
         def apply(updates: Updates) -> None:
             nonlocal is_prepared
             updates.refuse_shared_memory(self.counter)
-            updates.create_slots()
+            if begun:
+                self._refuse_unfinished(updates)
+            updates.create_slots(of_part=True)
             if not is_prepared:
+                begun[self] = None  # see `_run_in_gate`
                 self._prepare()
                 # Of any later part, too: by then, user code may have made other steps.
                 for real in (np.float32, np.float64):
@@ -195,12 +260,19 @@ class Step:
         this_thread = self._optimizer.this_thread
         outer = vars(this_thread).copy()
         as_step = profiling_range(self.name)
-        with as_step if report is None else report.watch_step(self.name, self._began), writing():
+        with (
+            later,
+            as_step if report is None else report.watch_step(self.name, self._began),
+            writing(),
+        ):
             try:
                 compute(apply)
                 self._finish()
+                begun.pop(self, None)
             except BaseException as error:
                 self._note(error, written, unsure)
+                if self in begun:
+                    note_unfinished(self)
                 raise
             finally:
                 vars(this_thread).update(outer)
@@ -209,7 +281,11 @@ class Step:
         """Fixes the numbers of this step; steps that user code makes inside have their own."""
         self._optimizer.this_thread.scalars = {}
         self._optimizer.this_thread.global_step = self.counter
-        self._optimizer._prepare()
+        prepare = self._optimizer._prepare
+        if str(prepare.__module__).startswith("gpuopt."):  # None of code that `exec` runs
+            prepare()
+        else:
+            call_user_code(prepare)
 
     def _prepare_additions(self, added: Sequence[Addition], updates: Updates) -> Updates:
         self._additions = [each for each in added if each._adds_to(self._optimizer)]
@@ -256,6 +332,7 @@ class Step:
         if self._additions and not self._is_made(updates):
             return
         missing = [each._what_is_added for each in self._additions if each._what_is_added]
+        self._writing = updates
         try:
             for addition in self._additions:
                 addition._before_update(updates, row_checks)
@@ -263,13 +340,15 @@ class Step:
             self._finish()
             for addition in self._additions:
                 addition._after_update(updates, row_checks)
+                self._num_followed += 1
                 if addition._what_is_added:
                     missing.remove(addition._what_is_added)
-            if self._report is not None:
-                self._report.note_updates(updates)
+            del begun[self]
         except BaseException as error:
             self._note(error, *updates.written(), missing)
             raise
+        if self._report is not None:
+            self._report.note_updates(updates)
 
     def _is_made(self, updates: Updates) -> bool:
         """Asks all additions; takes back what was made for a step that is left out or refused."""
@@ -303,24 +382,127 @@ class Step:
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(updates.variables())
         apply = partial(_apply_reading, updates) if updates.read else updates.apply
-        try:
-            if not self._optimizer._use_locking:
-                self._update_ops += apply()
-                return
-            # In one order everywhere, so that two threads cannot wait for each other.
-            locks = [identity.lock for identity in sorted(updates.identities(), key=id)]
-            self._update_ops += call_locked(locks, apply)
-        except BaseException:
-            if masters.owners:
-                masters.note_unfinished(self._optimizer.state, list(updates.identities()))
-            raise
+        if not self._optimizer._use_locking:
+            self._update_ops += apply()
+            return
+        # In one order everywhere, so that two threads cannot wait for each other.
+        locks = [identity.lock for identity in sorted(updates.identities(), key=id)]
+        self._update_ops += call_locked(locks, apply)
 
     def _finish(self) -> None:
+        """Changes powers and counts; again, if an interrupted call was undone."""
+        optimizer, counter = self._optimizer, self.counter
+        self._before_count = before = optimizer.state.copy_host_scalars()
+        if counter is not None and counter.memory.kind == "cpu":
+            before.append((counter, counter._array.item()))
+        if optimizer.rounding is not None:
+            optimizer.rounding.count(optimizer.state)
+        if not self._finish_has_begun or optimizer.finish_is_undoable:
+            self._finish_has_begun = True
+            optimizer._finish(self._update_ops, self.name)
+        if counter is not None:
+            counter.assign_add(1, use_locking=optimizer._use_locking)
+        self._is_counted, self._before_count = True, None
+
+    # What is asked for if it was not finished: see `BegunStep`.
+
+    @property
+    def admits_steps(self) -> bool:
+        is_finishing = self._before_count is not None
+        return self.calls_user_code or (
+            is_finishing and not self._optimizer.finish_is_undoable  # it is a user's
+        )
+
+    @property
+    def unfinished_name(self) -> str:
+        return self._optimizer.get_name()
+
+    @property
+    def unfinished_state(self) -> State | None:
+        try:
+            return self._optimizer.state
+        except ReferenceError:  # see `let_go`
+            return None
+
+    def touched(self) -> Touched | None:
+        if self._touched is not None:
+            return self._touched
+        updates, variables = self._writing, list(self._written)
+        if updates is not None:
+            self._was_decided_by_gpu = updates.gpu_decides is not None
+            if self._num_followed or any(map(any, updates.written())) or self._adds_before():
+                variables += updates.variables()
+        if not variables:
+            return None
         optimizer = self._optimizer
-        optimizer._finish(self._update_ops, self.name)
+        if masters.owners:
+            masters.note_unfinished(optimizer.state, [each.identity for each in variables])
+        slots = chain.from_iterable(map(optimizer.state.slots_of, variables))
+        beside = chain.from_iterable(each._written_beside(variables) for each in self._additions)
+        arrays = [*variables, *slots, *optimizer._averages_of(variables), *beside]
+        numbers = [*optimizer.state.others().values(), *self._counters()]
+        self._touched = Touched(
+            [each.identity for each in arrays], [each.identity for each in numbers]
+        )
+        return self._touched
+
+    def let_go(self) -> None:
+        self._writing, self._written, self._update_ops = None, [], []
+        self._report, self.watched = None, _nothing
+        self._counters_to_undo = []
+        self._forget_additions.clear()
         if self.counter is not None:
-            self.counter.assign_add(1, use_locking=optimizer._use_locking)
-            self._is_counted = True
+            self._weak_counter = ref(self.counter)
+            self.counter = None
+        if self._before_count is not None:
+            self._weak_before_count = [(ref(number), value) for number, value in self._before_count]
+            self._before_count = None
+        if not isinstance(self._optimizer, ProxyTypes):
+            # The state has them from now on: what is remembered keeps no optimizer alive.
+            self._optimizer.state.unfinished.setdefault(self, self._additions)
+            self._additions = []
+            self._optimizer = proxy(self._optimizer)
+
+    def accept(self) -> None:
+        this_thread = self._optimizer.this_thread
+        outer = vars(this_thread).copy()
+        additions = self._optimizer.state.unfinished[self]
+        with writing():
+            if self._was_decided_by_gpu:
+                # What the host has counted is taken back, unless it was noted.
+                followed = [at < self._num_followed for at in range(len(additions))]
+                pairs = zip(additions, followed, strict=True)
+                self._is_counted = True in [
+                    each._accept_decided(is_noted) for each, is_noted in pairs
+                ]
+            else:
+                for number, value in self._weak_before_count:
+                    living = number()
+                    if living is not None:
+                        living.assign(value)
+            if self._is_counted:
+                return
+            try:
+                self.counter = self._weak_counter()
+                self._prepare()
+                self._finish()
+            finally:
+                vars(this_thread).update(outer)
+                self.let_go()
+
+    def _counters(self) -> list[Variable]:
+        return [] if self.counter is None else [self.counter]
+
+    def _adds_before(self) -> bool:
+        return any(each._what_is_added for each in self._additions)
+
+    def _refuse_unfinished(self, updates: Updates) -> None:
+        """Raises RuntimeError if another step was not finished that touched the same."""
+        optimizer, variables = self._optimizer, updates.variables()
+        slots = chain.from_iterable(map(optimizer.state.slots_of, variables))
+        numbers = [*optimizer.state.others().values(), *self._counters()]
+        touched = [*variables, *slots, *optimizer._averages_of(variables), *numbers]
+        refuse_unfinished("updated", [each.identity for each in touched], optimizer.state)
 
     def _note(
         self,
@@ -375,10 +557,15 @@ def _apply_reading(updates: Updates) -> list[Any]:
 
 def checked_global_step(global_step: Any) -> Variable:
     """Returns the variable that counts steps, or raises TypeError or ValueError."""
+    if type(global_step) in (list, tuple, dict):
+        raise TypeError(
+            f"global_step must be a scalar that counts steps, got {type(global_step).__name__}; "
+            f"{HOW_TO_PASS}"
+        )
     try:
         step = as_variable(global_step)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"global_step: {error}") from error
+        raise_naming("global_step", error)
     if step.shape != () or step.dtype.kind not in "iuf":
         raise TypeError(
             f'global_step "{step.name}" must be a scalar number, got shape {step.shape} and dtype '

@@ -32,7 +32,7 @@ def table_behind(
     arrays = [each.unread_storage for each in members]
     identities = [each.identity for each in members]
     new: TableBehind | None = None
-    # Again if another thread comes first, or a signal handler.
+    # Again if another thread comes first.
     while True:
         found = variable.identity.behind
         if isinstance(found, TableBehind) and found.is_of(state, arrays):

@@ -17,6 +17,7 @@ from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
 from gpuopt.step.pairs import Gradient, as_pairs, checked_pairs
 from gpuopt.step.unscaled import unscaled
+from gpuopt.step.user_code import call_user_code
 from gpuopt.step.wide_gradients import narrowed, take_late_sums, this_thread
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -63,6 +64,9 @@ class Updates(Protocol):
     def identities(self) -> Iterable[Identity]:
         """Returns the variables' identities."""
 
+    def num_elements(self) -> int:
+        """Returns about how many elements of variables are written."""
+
     def refuse_shared_memory(self, counter: Variable | None) -> None:
         """Raises ValueError if memory would be written twice.
 
@@ -70,8 +74,12 @@ class Updates(Protocol):
             counter: The variable that counts steps, which is written, too.
         """
 
-    def create_slots(self) -> None:
-        """Makes the slots that the variables still lack."""
+    def create_slots(self, of_part: bool = False) -> None:
+        """Makes the slots that the variables still lack.
+
+        Args:
+            of_part: Whether these are a part of a step, whose other variables come later.
+        """
 
     def fix_scalars(self) -> None:
         """Has the optimizer compute what its rule is given in this step."""
@@ -164,12 +172,15 @@ class HookUpdates:
     def identities(self) -> Iterable[Identity]:
         return [variable.identity for variable in self.variables()]
 
+    def num_elements(self) -> int:
+        return sum(variable.size for variable in self.variables())
+
     def refuse_shared_memory(self, counter: Variable | None) -> None:
         variables = self.variables()
         slots = [slot for each in variables for slot in self._optimizer.state.slots_of(each)]
         refuse_shared_memory(variables, [*slots, *([] if counter is None else [counter])])
 
-    def create_slots(self) -> None:
+    def create_slots(self, of_part: bool = False) -> None:
         variables = self.variables()
         self.created += self._optimizer.state.collect_created(
             lambda: self._optimizer._create_slots(variables)
@@ -198,7 +209,7 @@ class HookUpdates:
         update_ops = []
         for gradient, variable in self._pairs:
             self._num_begun += 1
-            update_ops.append(self._optimizer._apply_one(gradient, variable))
+            update_ops.append(call_user_code(self._optimizer._apply_one, gradient, variable))
             # A hook's own code has read and written them.
             slots = self._optimizer.state.slots_of(variable)
             backend_for(variable.device).hold(
@@ -236,7 +247,7 @@ def apply_constraint(variable: Variable) -> None:
     """Projects a variable after its update; slots stay as they are."""
     if variable.constraint is not None:
         with backend_for(variable.device).enter():
-            variable.assign(variable.constraint(variable.storage))
+            variable.assign(call_user_code(variable.constraint, variable.storage))
 
 
 def pairs_for(

@@ -13,6 +13,7 @@ from gpuopt.state.state_dict import check_claim, claim_state
 from gpuopt.step.overlap import share_memory
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.identity import Identity, layouts_of_raw_arrays
+from gpuopt.variables.undo import Undo, all_or_nothing
 from gpuopt.variables.variable import NewRows, Variable, global_variables
 
 
@@ -55,14 +56,19 @@ def make_waiting_slots(variable: Variable) -> None:
     Raises:
         ValueError: a value does not fit.
     """
+
+    def make(undo: Undo) -> None:
+        for optimizer in optimizers:
+            optimizer.state.keep(undo)
+            claim_state(optimizer.state, variable.name, variable, undo)
+            if optimizer.slot_codes is not None:
+                end_blocks_at_rows(optimizer.state, variable, optimizer.slot_codes)
+
     with undoing():
         optimizers = living_optimizers()
         for optimizer in optimizers:
             check_claim(optimizer.state, variable.name, variable)
-        for optimizer in optimizers:
-            claim_state(optimizer.state, variable.name, variable)
-            if optimizer.slot_codes is not None:
-                end_blocks_at_rows(optimizer.state, variable, optimizer.slot_codes)
+        all_or_nothing(make)
 
 
 def table_of(variable: Variable) -> Table:

@@ -221,7 +221,7 @@ class Rows:
                 "change all copies again. Change them once, between two calls of strategy.run"
             )
         purpose = f"changing the rows of {self._names}"
-        # A signal handler's step would write to arrays that are copied already.
+        # User code among the values, or a signal handler, would write to arrays copied already.
         with between_writes(purpose, writes=True, admits_steps=False):
             for each in self._all:
                 make_waiting_slots(each)

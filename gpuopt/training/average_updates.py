@@ -79,7 +79,7 @@ class AverageUpdates:
             group = self._known.find(some, 0)
             if group is None:
                 group = Group(some, 0, _target, _parameter_group)
-                self._known.add(some, group)
+                self._known.add(group)
             for batch in group.batches:
                 yield batch, batch.select(theirs)
 

@@ -87,12 +87,13 @@ class FunctionAverages:
 
         Args:
             expression: The function.
-            value: One of them, for the shape, type and device of a new average.
+            value: One of them, for the shape and device of a new average, and its type: float32 for
+                16 bits.
         """
         found = self.find(expression)
         if found is None:
             average = biased = Variable(
-                np.zeros(value.shape, value.dtype),
+                np.zeros(value.shape, compute_type(value.dtype)),
                 name=f"{name_of(expression)}/{self._name}",
                 trainable=False,
                 device=device_of(value),
@@ -103,6 +104,7 @@ class FunctionAverages:
                 none = compute_type(value.dtype)(0)
                 local_step = HostScalar(none, f"{average.name}/local_step", average.device)
                 local_step.belongs_to(average, None)
+            average.is_average = biased.is_average = True
             found = FunctionAverage(average, biased, local_step)
             self._kind(expression)[expression] = found
             if isinstance(expression, FunctionType):

@@ -10,9 +10,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from gpuopt import environment
 from gpuopt.backends import to_device
 from gpuopt.backends.backend import compute_type
 from gpuopt.device import Device
+from gpuopt.interrupts import interrupts_put_off
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.state.state import new_slot_variable
@@ -26,6 +28,7 @@ from gpuopt.variables.identity import Identity
 from gpuopt.variables.names import unique_name
 from gpuopt.variables.operators import reading, storage_of
 from gpuopt.variables.scalars import as_scalar, check_bool
+from gpuopt.variables.unfinished import refuse_unfinished
 from gpuopt.variables.variable import (
     FLOAT_DTYPES,
     Variable,
@@ -44,9 +47,11 @@ class ExponentialMovingAverage(MovingAverages):
         average -= (1 - decay) * (average - value)
 
     The average of a variable is a second variable, its "shadow", on the same device. It is named
-    `<variable>/<name>` and starts at the variable's value. In place of a plain tensor, gpuopt takes
-    a function without arguments: each `apply` calls it, and the average of its values starts at
-    zero. The average goes when the function does, so make the function once, before the loop.
+    `<variable>/<name>` and starts at the variable's value. It is float32 for a variable of 16 bits,
+    in which it would stand still, and else of the variable's type. In place of a plain tensor,
+    gpuopt takes a function without arguments: each `apply` calls it, and the average of its values
+    starts at zero. The average goes when the function does, so make the function once, before the
+    loop.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class ExponentialMovingAverage(MovingAverages):
             ValueError: `decay` is not from 0 to 1, or `num_updates` is a number below 0, or not
                 finite. TensorFlow takes these, and computes what is no average.
         """
+        environment.settings()
         _check_decay(decay)
         _check_num_updates(num_updates)
         check_bool(zero_debias, "zero_debias")
@@ -84,7 +90,6 @@ class ExponentialMovingAverage(MovingAverages):
         self._zero_debias = zero_debias
         self._name = name
         self.version = 0
-        self._is_wide = False
         self._averages: WeakKeyDictionary[Identity, Variable] = WeakKeyDictionary()
         # Of a copy: averages by the names of the variables that those they belong to are copies of,
         # until its first use; and then, of variables that are gone, those that wait for others.
@@ -108,6 +113,7 @@ class ExponentialMovingAverage(MovingAverages):
             TypeError: it keeps averages of functions.
             ValueError: it keeps that of a view of an array, and the program does not keep the view.
         """
+        refuse_unfinished("copied", [average.identity for _, average in self._made()])
         if len(self._of_functions):
             raise TypeError(
                 f"{type(self).__name__} cannot be copied or pickled: it keeps averages of "
@@ -115,11 +121,14 @@ class ExponentialMovingAverage(MovingAverages):
             )
         kept = []
         for identity, average in self._made():
-            owner = to_copy(identity)
+            rows: int | None = None
+            while rows != identity.row_change:  # again if another thread changes rows meanwhile
+                rows = identity.row_change
+                owner, value = to_copy(identity), average.numpy()
             if owner is not None:
-                kept.append((identity.name, owner, average.numpy()))
+                kept.append((identity.name, owner, value))
         given = self._decay, self._num_updates, self._zero_debias, self._name
-        return _make_again, (type(self), given, self._is_wide, kept)
+        return _make_again, (type(self), given, kept)
 
     def __repr__(self) -> str:
         given = {"decay": self._decay, "num_updates": self._num_updates, "name": self._name}
@@ -128,6 +137,8 @@ class ExponentialMovingAverage(MovingAverages):
 
     def apply(self, var_list: Iterable[Any] | None = None) -> None:
         """Moves the averages towards the current values; call it after each training step.
+
+        Ctrl-C is raised when all have moved; a second one ends it at once.
 
         Args:
             var_list: A list of variables, arrays, or functions without arguments that return an
@@ -157,12 +168,10 @@ class ExponentialMovingAverage(MovingAverages):
             correct(self._updates, of_functions, 1 - decay)
 
         # The gate, so that a checkpoint holds all old averages, or all new ones.
-        with writing():
+        later = interrupts_put_off(waits_for_begin=True)
+        with later, writing():
+            later.begin()
             quietly(move)
-
-    def keep_in_float32(self) -> None:
-        """Makes averages of 16-bit variables in float32 from now on; see `MovingAverages`."""
-        self._is_wide = True
 
     def start(self, variables: Sequence[Variable], values: Sequence[Variable]) -> list[Variable]:
         """Does what `track` does, as a part of a step; see `MovingAverages`."""
@@ -327,9 +336,8 @@ class ExponentialMovingAverage(MovingAverages):
             shadow = self._averages.get(variable.identity)
             if shadow is None:
                 first = variable if value is None else value
-                dtype = variable.dtype
-                if self._is_wide:
-                    dtype = np.dtype(compute_type(dtype))
+                # In 16 bits, moves of less than half a last digit would be lost.
+                dtype = np.dtype(compute_type(variable.dtype))
                 with reading(first):
                     start = first.storage
                     waiting = self._waiting.pop(variable.name, None)
@@ -338,6 +346,7 @@ class ExponentialMovingAverage(MovingAverages):
                     shadow = new_slot_variable(
                         variable, self._name, start, "value", variable.shape, dtype
                     )
+                shadow.is_average = True
                 self._averages[variable.identity] = shadow
                 if made is not None:
                     made.append(shadow)
@@ -358,11 +367,11 @@ class ExponentialMovingAverage(MovingAverages):
 def _make_again(
     cls: type[ExponentialMovingAverage],
     given: tuple[Any, ...],
-    is_wide: bool,
-    kept: Iterable[tuple[str, Copied, Any]],
+    *rest: Any,
 ) -> ExponentialMovingAverage:
+    """Makes what was pickled; before the last argument, other versions have one that says types."""
+    kept: Iterable[tuple[str, Copied, Any]] = rest[-1]
     made = cls(*given)
-    made._is_wide = is_wide
     expected = {}
     for name, owner, value in kept:
         average = made._shadow(variable_of(owner))
@@ -385,8 +394,8 @@ def _check_decay(decay: Any) -> None:
     """Raises TypeError or ValueError unless it is a number from 0 to 1, or an array of one."""
     try:
         number = as_scalar(decay, "decay")
-    except TypeError:
-        raise TypeError(f"decay must be a number from 0 to 1, got {decay!r}") from None
+    except TypeError as error:
+        raise TypeError(f"decay must be a number from 0 to 1, got {decay!r}") from error
     # All of its digits, and not those of float32 alone.
     if not 0 <= (decay if _is_number(decay) else number) <= 1:
         raise ValueError(f"decay must be from 0 to 1, got {decay!s}")

@@ -11,7 +11,7 @@ from gpuopt.variables.variable import Variable, as_variable, known_identity
 
 
 class Original:
-    """The identity of a raw array that was copied; None once it is gone, or in another process."""
+    """The identity of what was copied; None once it is gone, or in another process."""
 
     __slots__ = ("_identity",)
 
@@ -29,13 +29,35 @@ class Original:
 
 
 class CopiedArray(NamedTuple):
-    """A raw array, or its copy: the one that the rest of what is copied or pickled has, too."""
+    """A raw array, or its copy: the one that the rest of what is copied or pickled has, too.
+
+    Attributes:
+        array: The array.
+        original: Its identity.
+        is_named: Whether the user gave it a name, by which it is known in other processes.
+    """
 
     array: Any
     original: Original
+    is_named: bool = False
 
 
-Copied: TypeAlias = Variable | CopiedArray
+class CopiedVariable(NamedTuple):
+    """A variable, or its copy.
+
+    Attributes:
+        variable: The one that the rest of what is copied or pickled has, too.
+        row_change: Its `Identity.row_change` when its slots or averages were read.
+        original: Its identity.
+    """
+
+    variable: Variable
+    row_change: int
+    original: Original
+
+
+# A bare variable is of a pickle that another version has made.
+Copied: TypeAlias = CopiedVariable | CopiedArray | Variable
 
 
 def to_copy(identity: Identity) -> Copied | None:
@@ -45,11 +67,14 @@ def to_copy(identity: Identity) -> Copied | None:
         ValueError: it is a view of an array, and the program does not keep the view.
     """
     holder = identity.holder()
-    if holder is None or isinstance(holder, Variable):
-        return holder
+    if holder is None:
+        return None
+    if isinstance(holder, Variable):
+        return CopiedVariable(holder, identity.row_change, Original(identity))
     for each in (identity.array(), holder):
         if each is not None and known_identity(each) is identity:
-            return CopiedArray(each, Original(identity))
+            is_named = identity.given_name is not None
+            return CopiedArray(each, Original(identity), is_named)
     raise ValueError(
         f'"{identity.name}" cannot be copied or pickled: it is a view of another array, made anew '
         "for a step, and a copy of that array would not be known by it. Make it once and keep it: "
@@ -64,9 +89,23 @@ def found_again(copied: Mapping[str, Copied]) -> dict[str, Variable]:
 
 
 def variable_of(copied: Copied) -> Variable:
-    """Does for one what `found_again` does."""
+    """Does for one what `found_again` does.
+
+    Raises:
+        RuntimeError: its rows came or went between the copies of it and of its slots or averages.
+    """
     if isinstance(copied, Variable):
         return copied
+    if isinstance(copied, CopiedVariable):
+        variable, row_change, original = copied
+        is_copy = original() is not variable.identity
+        if is_copy and variable.copied_row_change not in (None, row_change):
+            raise RuntimeError(
+                f'rows of "{variable.name}" came or went, by another thread, between the copies of '
+                "it and of its slots or averages, which do not fit together: copy or pickle all of "
+                "them again, while no thread changes rows"
+            )
+        return variable
     variable = as_variable(copied.array)
     # What was copied or unpickled is in memory of its own, though the unpickler still holds that.
     variable.identity.unknown_owner = None
@@ -91,7 +130,9 @@ class Copy:
         """
         self._name = name
         self._identity = weakref.ref(variable_of(copied).identity)
-        self._original = None if isinstance(copied, Variable) else copied.original
+        self._original = None
+        if isinstance(copied, CopiedArray) and not copied.is_named:
+            self._original = copied.original
 
     def is_kept(self) -> bool:
         identity = self._identity()

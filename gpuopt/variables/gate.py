@@ -37,14 +37,17 @@ def writing() -> AbstractContextManager[None]:
     too, are taken inside of the step, never around it.
 
     Raises:
-        RuntimeError: this thread is in the middle of a save, as in a signal handler.
+        RuntimeError: called by a signal handler in the middle of a save, or of its wait.
         DeadlineExceededError: a save or a restore by another thread does not end.
     """
     passage = _passages.get(get_ident()) or _new_passage()
     if not passage.lock.locked():
         return passage
-    if _closing.is_done:
-        _wait_in_passage()
+    if last_closing.is_done:  # where this thread has not seen yet that the gate is closed
+        raise RuntimeError(
+            f"a signal handler cannot write while it interrupts who waits for "
+            f"{last_closing.describe()}: let it set a flag, and write after that"
+        )
     return _inside
 
 
@@ -57,7 +60,7 @@ def undoing() -> AbstractContextManager[None]:
         DeadlineExceededError: a save or a restore by another thread does not end.
     """
     passage = _passages.get(get_ident()) or _new_passage()
-    if _closing.is_this_threads() and not passage.lock.locked():
+    if last_closing.is_this_threads() and not passage.lock.locked():
         return cast(AbstractContextManager[None], passage.lock)
     return writing()
 
@@ -78,7 +81,7 @@ def between_writes(
         RuntimeError: this thread itself is in the middle of a step.
         DeadlineExceededError: another thread does not end its step, its save or its restore.
     """
-    closing = _closing
+    closing = last_closing
     if closing.is_this_threads():
         closing.refuse_within(writes)
         closing.wait_for_writers()  # a signal handler may have come before that was done
@@ -88,19 +91,38 @@ def between_writes(
 
 
 def refuse_while_writing() -> None:
-    """Raises RuntimeError if this thread is in the middle of a step."""
+    """Raises RuntimeError if this thread is in the middle of a step, a save or a restore."""
+    refuse_between_writes()
     passage = _passages.get(get_ident())
-    if passage is not None and passage.lock.locked() and not _closing.is_this_threads():
+    if passage is not None and passage.lock.locked():
         raise RuntimeError(
             "state cannot be saved or restored, nor get other rows, in the middle of a step, as "
-            "from a hook of the optimizer: half of it is the old step's; do it after "
-            "apply_gradients"
+            "from a hook of the optimizer or a signal handler: half of it is the old step's; do it "
+            "after apply_gradients"
         )
+
+
+def refuse_between_writes() -> None:
+    """Raises RuntimeError if this thread is in the middle of a save or a restore."""
+    closing = last_closing
+    if closing.is_this_threads():
+        closing.refuse()
+
+
+def is_writing(thread: int) -> bool:
+    """Whether a thread, by its identifier, is inside `writing`."""
+    passage = _passages.get(thread)
+    return passage is not None and passage.lock.locked()
+
+
+def is_between_writes() -> bool:
+    """Whether this thread is inside `between_writes`."""
+    return last_closing.is_this_threads()
 
 
 def note_progress() -> None:
     """Lets those whom this thread holds back wait on: what it does takes long, but goes on."""
-    closing = _closing
+    closing = last_closing
     if closing.is_this_threads():
         closing.last_progress = time.monotonic()
 
@@ -135,10 +157,10 @@ class _Passage:
         while True:
             try:
                 self.lock.acquire()  # no other thread ever does
-                if not _closing.lock.locked():
+                if not last_closing.lock.locked():
                     return
-                if _closing.is_this_threads():
-                    _closing.refuse_step()
+                if last_closing.is_this_threads():
+                    last_closing.refuse_step()
                     return
             except BaseException:
                 self.lock.release()
@@ -150,7 +172,7 @@ class _Passage:
         waiting = Waiting()
         self.is_held_back = True
         try:
-            while (closing := _closing).stops_this_thread():
+            while (closing := last_closing).stops_this_thread():
                 waiting.pause(closing.describe, closing.last_progress)
         finally:
             self.is_held_back = False
@@ -205,11 +227,13 @@ class _Closing:
             writes: Whether the handler wants to write.
         """
         if writes or self._writes:
-            raise RuntimeError(
-                f"state cannot be {'changed' if writes else 'saved'} while this thread is "
-                f"{self._purpose}, as by a signal handler: half of what is saved would be the old "
-                "state's; do it after that"
-            )
+            self.refuse()
+
+    def refuse(self) -> None:
+        raise RuntimeError(
+            f"state can be neither changed nor saved while this thread is {self._purpose}, as by a "
+            "signal handler: half of it would be the old state's; do it after that"
+        )
 
     def refuse_step(self) -> None:
         """Raises RuntimeError unless this thread may step in the middle."""
@@ -239,43 +263,34 @@ class _Closing:
 
     def _close(self) -> None:
         """Closes the gate when nobody else has closed it, and those held back had their turn."""
-        global _closing
+        global last_closing
         waiting = Waiting()
         turn_ends: float | None = None
         while True:
             with _guard:
-                other = _closing
+                other = last_closing
                 if other.lock.locked():
                     turn_ends = None
                 elif turn_ends is None:
                     turn_ends = time.monotonic() + _TURN_S
                 held_back = any(passage.is_held_back for passage in _passages.copy().values())
                 if turn_ends is not None and (not held_back or time.monotonic() > turn_ends):
-                    _closing = self
+                    last_closing = self
                     return
             waiting.pause(other.describe, other.last_progress)
 
 
 # By the thread's identifier. A new thread takes over the passage of an ended one.
 _passages: dict[int, _Passage] = {}
-# The last one; nobody closes the gate any more if it is not locked.
-_closing = _Closing("doing nothing", False, False)
-# For `_closing`. Reentrant: a signal handler may save in the middle of a guarded block.
+# The last one; nobody closes the gate any more if it is not locked. Public, because each step looks
+# at it: a function call would cost time.
+last_closing = _Closing("doing nothing", False, False)
+# For `last_closing`. Reentrant: a signal handler may save in the middle of a guarded block.
 _guard = Lock("the gate")
 
 
 def _new_passage() -> _Passage:
     return _passages.setdefault(get_ident(), _Passage())
-
-
-def _wait_in_passage() -> None:
-    """Waits until the gate opens, in a signal handler that has come into a bad moment.
-
-    The thread had locked its passage, and not seen yet that the gate is closed.
-    """
-    waiting = Waiting()
-    while (closing := _closing).is_done:
-        waiting.pause(closing.describe, closing.last_progress)
 
 
 def _describe_writer(thread: int) -> str:
@@ -289,12 +304,12 @@ def _thread_name(thread: int) -> str:
 
 def _forget_other_threads() -> None:
     """A forked child has none of its parent's threads but the one that forked."""
-    global _closing
+    global last_closing
     own = {thread: p for thread, p in _passages.items() if thread == get_ident()}
     _passages.clear()
     _passages.update(own)
-    if not _closing.is_this_threads():
-        _closing = _Closing("doing nothing", False, False)
+    if not last_closing.is_this_threads():
+        last_closing = _Closing("doing nothing", False, False)
 
 
 if hasattr(os, "register_at_fork"):

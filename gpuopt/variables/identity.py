@@ -52,6 +52,7 @@ class Identity:
         "__weakref__",
         "_array",
         "_holder",
+        "_key",
         "_name",
         "behind",
         "copies",
@@ -80,6 +81,7 @@ class Identity:
             is_named: Whether this is a variable with a name that the user chose.
         """
         self._array: weakref.ref[Any] | None = None
+        self._key: MemoryKey | None = None
         self._holder = weakref.ref(holder, on_end)
         self.unknown_owner = unknown_owner
         self.last_update: Any = None
@@ -97,6 +99,15 @@ class Identity:
     def was_named_by_gpuopt(self) -> None:
         """Notes that the user has not chosen the name."""
         self._name.is_given = False
+
+    @property
+    def given_name(self) -> str | None:
+        """The name that the user chose, before it got a suffix; None if there is none."""
+        return self._name.wanted if self._name.is_given else None
+
+    def give_name(self, name: str) -> None:
+        """Gives a raw array a name that the user chose; it gets a suffix as in `name`."""
+        self._name = Name(name, is_given=True)
 
     def holder(self) -> Any:
         """Returns the object with which the identity dies, or None if it is gone.
@@ -145,8 +156,27 @@ def identity_of(layout: np.ndarray[Any, Any], address: int, owner: Owner) -> Ide
             forget = partial(_forget, key)
             name = "_of_".join(filter(None, ["array", "x".join(map(str, layout.shape))]))
             found = Identity(name, owner.watched, owner.unknown, forget, is_named=False)
+            found._key = key
             _by_memory[key] = found
         return found
+
+
+def move_identity(identity: Identity, place: Identity) -> None:
+    """Has a raw array's identity be found by the memory of another one, instead of its own.
+
+    Args:
+        identity: What moves, with its name and all that is kept for it.
+        place: The other array's, which nobody has kept anything for. It is not found any more.
+    """
+    with _guard:
+        old, new = identity._key, place._key
+        assert new is not None
+        _by_memory[new] = identity
+        identity._holder = weakref.ref(place.holder(), partial(_forget, new))
+        identity._key, identity._array = new, place._array
+        identity.unknown_owner = place.unknown_owner
+        if old is not None and _by_memory.get(old) is identity:
+            del _by_memory[old]
 
 
 def find_identity(array: np.ndarray[Any, Any]) -> Identity | None:

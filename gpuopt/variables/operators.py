@@ -89,6 +89,21 @@ def checked_foreign(operand: Any, variable: Any, what: str) -> Any:
         raise TypeError(f'{what} for "{variable.name}": {error}') from error
 
 
+def operand_on_device(operand: Any, variable: Any) -> Any:
+    """Returns an operand of a write to a variable, with arrays in place of Variables.
+
+    If the variable is on a GPU, arrays and lists in host memory are copied there; numbers are not.
+    """
+    operand = storage_of(operand)
+    if variable.memory.kind == "cpu":
+        return operand
+    if isinstance(operand, list | tuple):
+        if any(hasattr(each, "shape") for each in operand):  # as for numpy.concatenate
+            return type(operand)(operand_on_device(each, variable) for each in operand)
+        operand = np.asarray(operand) if isinstance(operand, list) else operand
+    return to_device(operand, variable.memory) if isinstance(operand, np.ndarray) else operand
+
+
 def _make_operators(apply: _Binary) -> tuple[_Binary, _Binary]:
     """Makes `v + a` and `a + v`."""
 
@@ -109,7 +124,8 @@ def _make_in_place(function: np.ufunc) -> Callable[[_Left, Any], _Left]:
         other = checked_foreign(other, variable, "the operand")
         with writing(), reading(other), variable._writing(other):
             try:
-                function(variable._array, storage_of(other), out=variable._array)
+                operand = operand_on_device(other, variable)
+                function(variable._array, operand, out=variable._array)
             except (TypeError, ValueError) as error:
                 error.add_note(
                     f'Raised by an operation in place of "{variable.name}", which stays of shape '
@@ -230,6 +246,11 @@ def _call_writing(
         for operand in written:
             if isinstance(operand, ArrayOperators):
                 updates.enter_context(cast(Any, operand)._writing(*args))
+                args = [operand_on_device(value_of(each), operand) for each in args]
+                options = {
+                    name: each if name == "out" else operand_on_device(each, operand)
+                    for name, each in options.items()
+                }
         return _call_with_values(function, args, options)
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from operator import call
+from threading import get_ident
 from typing import Any, Literal, SupportsIndex
 
 import ml_dtypes
 import numpy as np
 
-from gpuopt.backends import backend_for, gpu_backends, refuse_masked
+from gpuopt.backends import backend_for, gpu_backends, refuse_masked, to_device
 from gpuopt.device import Device, device_of
 from gpuopt.errors import DeviceUnavailableError
-from gpuopt.variables.gate import writing
+from gpuopt.interrupts import at_once
+from gpuopt.listed import ListsWhatUsersNeed
+from gpuopt.variables.gate import is_between_writes, is_writing, writing
 from gpuopt.variables.identity import Identity, identity_of
 from gpuopt.variables.late_errors import raise_late_errors
 from gpuopt.variables.operands import check_shape, checked_operand
@@ -31,6 +33,7 @@ from gpuopt.variables.operators import (
 from gpuopt.variables.recording import before_write, recorder
 from gpuopt.variables.shown import shown_value
 from gpuopt.variables.storage import adopt_array, copy_value, describe, hint_for_foreign
+from gpuopt.variables.unfinished import begun, note_all, refuse_unfinished, settle
 
 FLOAT_DTYPES = frozenset(
     np.dtype(dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -45,7 +48,7 @@ _live: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary(
 _serials = itertools.count()
 
 
-class Variable(ArrayOperators):
+class Variable(ListsWhatUsersNeed, ArrayOperators):
     """A named array of fixed dtype and shape that optimizers update in place.
 
     Its number of rows changes by `gpuopt.rows` alone.
@@ -59,6 +62,8 @@ class Variable(ArrayOperators):
         trainable: Whether `trainable_variables()` lists it.
         constraint: Called with the array after each dense update; returns what to store.
         device: Where the array lives.
+        is_average: Whether this is a moving average, which checkpoints may have in 16 bits.
+        copied_row_change: Of a copy: the `Identity.row_change` of what was copied; else None.
     """
 
     __slots__ = (
@@ -68,10 +73,36 @@ class Variable(ArrayOperators):
         "_constraint",
         "_new_rows",
         "_serial",
+        "copied_row_change",
         "device",
         "identity",
+        "is_average",
         "owns_memory",
         "trainable",
+    )
+    _unlisted = frozenset(
+        [
+            "assign_rows",
+            "belongs_to",
+            "bring_up",
+            "copied_row_change",
+            "count_down",
+            "follow_updates",
+            "identity",
+            "is_average",
+            "is_beside",
+            "is_beside_another",
+            "is_orphan",
+            "is_raw_array",
+            "memory",
+            "new_rows",
+            "note_reading",
+            "owns_memory",
+            "serial",
+            "take_array",
+            "unread_storage",
+            "unread_value",
+        ]
     )
 
     def __init__(
@@ -103,6 +134,8 @@ class Variable(ArrayOperators):
             ValueError: the array cannot be adopted as it is, or an argument is malformed.
             DeviceUnavailableError: nothing here can run on `device`.
         """
+        if begun and not is_writing(get_ident()):
+            note_all()  # a step that is not noted yet keeps variables alive, which have names
         if name is None:
             name = "Variable"
         if not isinstance(name, str):
@@ -141,10 +174,12 @@ class Variable(ArrayOperators):
         self.owns_memory = False
         self.device = device
         self.trainable = trainable
+        self.is_average = False
         self._constraint = constraint
         # Of a slot or an average: a reference to its variable's identity.
         self._beside: weakref.ref[Identity] | None = None
         self._new_rows: NewRows = None
+        self.copied_row_change: int | None = None
         return self
 
     @property
@@ -291,7 +326,7 @@ class Variable(ArrayOperators):
             return backend.to_host(self._array)
 
     def assign(self, value: Any, use_locking: bool = False) -> Variable:
-        """Overwrites the value in place.
+        """Overwrites the value in place, also what an unfinished step has left.
 
         Args:
             value: Of the variable's shape; its type may change only within its kind.
@@ -309,6 +344,9 @@ class Variable(ArrayOperators):
             with writing(), self._lock(use_locking), self._writing(value):
                 check_shape(self, value)
                 self._array[...] = value
+        # Not in a restore, which may not come to its end, and settles all that it has written.
+        if begun and not is_between_writes():
+            settle([self.identity])
         return self
 
     def assign_add(self, delta: Any, use_locking: bool = False) -> Variable:
@@ -339,6 +377,11 @@ class Variable(ArrayOperators):
         with writing(), reading(rows, value), self._writing(rows, value, rows=rows):
             self._array[rows] = value
 
+    def take_array(self, other: Variable) -> None:
+        """Takes the array of another Variable, of the same form, in place of its own."""
+        with writing(), self._writing():
+            self._array = other._array.view()
+
     def count_down(self, note: Callable[[], object]) -> None:
         """Subtracts 1 in place, and calls `note`: both or neither, wherever Ctrl-C comes.
 
@@ -348,9 +391,7 @@ class Variable(ArrayOperators):
         with writing(), self._writing():
             one = self.dtype.type(1)
             subtract = partial(np.subtract, self._array, one, out=self._array)
-            both: list[Callable[[], object]] = [subtract, note]
-            # Built-ins alone: no signal handler runs between them.
-            list(map(call, both))
+            at_once([subtract, note])
 
     @property
     def memory(self) -> Device:
@@ -425,7 +466,11 @@ class Variable(ArrayOperators):
         refuse_masked(key, f'the index for "{self.name}"')
         value = checked_foreign(value, self, "the value")
         with writing(), reading(key, value), self._writing(key, value):
-            self._array[storage_of(key)] = storage_of(value)
+            value = storage_of(value)
+            is_of_host = isinstance(value, np.ndarray | list | tuple)
+            if is_of_host and self.memory.kind == "gpu":  # converted as numpy does
+                value = to_device(np.asarray(value).astype(self.dtype), self.memory)
+            self._array[storage_of(key)] = value
 
     def __len__(self) -> int:
         return len(self._array)
@@ -446,8 +491,18 @@ class Variable(ArrayOperators):
         return array.__index__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles and copies by value: the result is a variable of its own, on its own memory."""
-        return _copy, (self.numpy(), self.name, self.trainable, self._constraint, self.device)
+        """Pickles and copies by value: the result is a variable of its own, on its own memory.
+
+        Raises:
+            RuntimeError: a step of it was not finished.
+        """
+        refuse_unfinished("copied", [self.identity])
+        while True:
+            rows = self.identity.row_change
+            value = self.numpy()
+            if self.identity.row_change == rows:  # else another thread has changed rows meanwhile
+                break
+        return _copy, (value, self.name, self.trainable, self._constraint, self.device, rows)
 
     def __repr__(self) -> str:
         """Shows the value, abbreviated as by numpy; on a GPU, the host waits for it once."""
@@ -464,8 +519,11 @@ def _copy(
     trainable: bool,
     constraint: Callable[[Any], Any] | None,
     device: Device,
+    row_change: int | None = None,
 ) -> Variable:
-    return Variable(value, name, trainable, constraint, device=device)
+    made = Variable(value, name, trainable, constraint, device=device)
+    made.copied_row_change = row_change
+    return made
 
 
 def trainable_variables() -> list[Variable]:
@@ -509,20 +567,35 @@ def as_variable(value: Any) -> Variable:
     return object.__new__(Variable)._fill(array, identity, device)
 
 
+def list_raw_array(variable: Variable) -> None:
+    """Has `global_variables` list the Variable of a raw array for as long as it is kept.
+
+    It stays as it is if the array gets another dtype or shape in place.
+    """
+    with backend_for(variable.device).enter():
+        variable._array = variable._array.view()
+    _live[variable.serial()] = variable
+
+
 def checked_list(variables: Any, argument: str) -> list[Any]:
     """Returns the elements of a list of variables.
 
     Raises:
         TypeError: `variables` is one variable, whose rows would be taken for variables; or no list.
     """
-    if isinstance(variables, Variable | str) or hasattr(variables, "shape"):
+    is_one = isinstance(variables, Variable | str) or hasattr(variables, "shape")
+    if is_one or not is_iterable(variables):
         raise TypeError(f"{argument} must be a list of variables, got {describe(variables)}")
-    try:
-        return list(variables)
-    except TypeError:
-        raise TypeError(
-            f"{argument} must be a list of variables, got {describe(variables)}"
-        ) from None
+    return list(variables)
+
+
+def is_iterable(value: Any) -> bool:
+    """Whether a value can be iterated over.
+
+    It is not tried: this may run user code, which may raise a TypeError for a reason of its own.
+    """
+    has_elements = isinstance(value, Iterable) or hasattr(type(value), "__getitem__")
+    return has_elements and getattr(value, "shape", None) != ()
 
 
 def known_identity(value: Any) -> Identity | None:
@@ -553,8 +626,10 @@ def require_known_owner(variable: Variable) -> None:
 
 def _hint(value: Any) -> str:
     """Says what to pass instead of a value that cannot be updated."""
-    if isinstance(value, bool | int | float | list | tuple):
+    if isinstance(value, bool | int | float | list | tuple | np.generic):
         return "; make one, as in gpuopt.Variable(value), and keep it"
     if isinstance(getattr(value, "local", None), Variable):  # a MirroredVariable
         return "; in a replica, pass its own copy, `variable.local`"
+    if isinstance(getattr(value, "__dict__", None), dict) and not hasattr(value, "__dlpack__"):
+        return "; of an object that holds arrays, pass the arrays"
     return hint_for_foreign(value)

@@ -12,6 +12,7 @@ from gpuopt.autodiff.engine import Loss
 from gpuopt.choices import is_one_of
 from gpuopt.distributed.strategy import MirroredStrategy
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers, inner_optimizers
+from gpuopt.interrupts import SMALL_WRITE, interrupts_put_off
 from gpuopt.locks import Lock
 from gpuopt.optimizer import OnNonfinite, Optimizer
 from gpuopt.optimizers.base.weight_decay import WeightDecay
@@ -26,6 +27,7 @@ from gpuopt.variables.copied import found_again
 from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
+from gpuopt.variables.unfinished import refuse_unfinished
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper, at_least_1
 from gpuopt.wrappers.gradient_sums import GradientSums
@@ -220,13 +222,18 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         if global_step is not None:
             checked_global_step(global_step)
         pairs: list[Pair] = [pair for pair in pairs_for(self, given) if pair[0] is not None]
+        identities = [variable.identity for _, variable in pairs]
+        refuse_unfinished("updated", identities, self.owner_of_state.state)
         if self._on_nonfinite != "propagate":
             found = first_nonfinite(pairs)
             if found is not None:
                 self._raise_if_asked(found)
                 if self._leaves_out(found):
                     return
-        with writing(), self._adding, reading(*(gradient for gradient, _ in given)):
+        later = interrupts_put_off(waits_for_begin=True)
+        with later, writing(), self._adding, reading(*(gradient for gradient, _ in given)):
+            if sum(variable.size for _, variable in pairs) > SMALL_WRITE:
+                later.begin()
             count = 1 + self._sums.num_steps
             try:
                 is_last = count >= steps

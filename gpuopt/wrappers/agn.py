@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,9 @@ class AGNOptimizer(PeriodicWrapper):
         state = optimizer.state
         created = state.collect_created(lambda: optimizer._create_slots(centers))
         return updates, lambda devices: state.forget(created, devices)
+
+    def _written_beside(self, variables: Sequence[Variable]) -> Iterable[Variable]:
+        return [_sum_of(self._getter.find(variable)) for variable in variables]
 
     def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
         # Before: a gradient may be the memory of a variable that the step updates.

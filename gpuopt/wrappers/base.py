@@ -107,6 +107,12 @@ class StepWrapper(OptimizerWrapper):
     def _makes_step(self, updates: Updates) -> bool:
         return True
 
+    def _written_beside(self, variables: Sequence[Variable]) -> Iterable[Variable]:
+        return ()
+
+    def _accept_decided(self, is_noted: bool) -> bool:
+        return False
+
     def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
         pass
 
@@ -140,8 +146,8 @@ def at_least_1(name: str, value: Any) -> int:
     """
     try:
         number = index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    except TypeError as error:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from error
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if number < 1:

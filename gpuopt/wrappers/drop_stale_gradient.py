@@ -94,8 +94,8 @@ class DropStaleGradientOptimizer(WorkersOptimizer):
         super().__init__(opt, use_locking, name)
         try:
             self._staleness = operator.index(staleness)
-        except TypeError:
-            raise TypeError(f"staleness must be an integer, got {staleness!r}") from None
+        except TypeError as error:
+            raise TypeError(f"staleness must be an integer, got {staleness!r}") from error
         self._global_step = None if global_step is None else _checked_counter(global_step)
         self._applying = Lock(f'the updates of "{name}"')
         self._this_thread: _ThisThread = _ThisThread()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt import environment
 from gpuopt.backends import Target, backend_for
 from gpuopt.backends.clips import FACTOR_OF_FLOAT32
 from gpuopt.device import Device
@@ -231,7 +231,7 @@ class GradientSums(SumsInState):
         group = self.known.find(variables, version)
         if group is None:
             group = Group(variables, version, self._target, lambda _: 0)
-            self.known.add(variables, group)
+            self.known.add(group)
         return group
 
     def _launch_one(
@@ -259,7 +259,7 @@ class GradientSums(SumsInState):
         self, slices: IndexedSlices, variable: Variable, found: KeptSum, loss_scale: Any
     ) -> None:
         backend = backend_for(variable.device)
-        if os.environ.get("GPUOPT_CHECK") == "1":
+        if environment.settings().checks_at_once:
             self._check_rows([(slices.values, slices.indices)], variable)
         with backend.enter_update(found):
             values = slices.values.astype(wide_dtype(variable))

@@ -24,7 +24,7 @@ from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 from gpuopt.quietly import quietly
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
 from gpuopt.state import loss_scales
-from gpuopt.state.state_dict import OptimizerState, load_state
+from gpuopt.state.state_dict import OptimizerState, check_form, load_state
 from gpuopt.step import additions
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.device_scaling import DeviceScale, DeviceScaling, Key, reciprocal_on
@@ -38,6 +38,7 @@ from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar, check_bool
+from gpuopt.variables.undo import Undo, all_or_nothing
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper
 from gpuopt.wrappers.loss_scale_managers import LossScaleManager, RuleManager, checked_scale
@@ -93,6 +94,8 @@ class LossScaleOptimizer(StepWrapper):
     The scale, the manager's counts, and those of skipped steps are variables, which a `Saver`
     saves; `state_dict` has them, too.
     """
+
+    _unlisted = frozenset(["leaves_out_call"])
 
     def __init__(
         self,
@@ -293,16 +296,22 @@ class LossScaleOptimizer(StepWrapper):
         manager's in any case.
 
         Raises:
+            TypeError: the state is no dictionary with the parts of a state, or holds no numbers.
             ValueError: the state has a number that no run makes, or lacks one that is saved with
                 others that it has.
         """
+        check_form(state)
         own = self._own_variables()
         taken, others = loss_scales.taken_over(own, state["non_slots"])
         inner: Any = {**state, "non_slots": others}
-        with between_writes(f'loading the state of optimizer "{self.get_name()}"', writes=True):
-            load_state(self.owner_of_state.state, inner, variables)
+
+        def load(undo: Undo) -> None:
+            load_state(self.owner_of_state.state, inner, variables, undo)
             for name, value in taken.items():
-                own[name].assign(value)
+                undo.assign(own[name], value)
+
+        with between_writes(f'loading the state of optimizer "{self.get_name()}"', writes=True):
+            all_or_nothing(load)
 
     def _settings(self) -> dict[str, Any]:
         (_, manager), own = self._made_with()
@@ -424,6 +433,13 @@ class LossScaleOptimizer(StepWrapper):
         self.manager.update_loss_scale(found is None)
         return self._count(found is None)
 
+    def _accept_decided(self, is_noted: bool) -> bool:
+        self._on_gpu.bring_up()
+        if not is_noted:
+            self.manager.update_loss_scale(True)
+            self._count(True)
+        return is_noted
+
     def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
         self._on_gpu.note_step(updates)
 
@@ -505,8 +521,8 @@ def _divided_together(gradients: Sequence[Any], loss_scale: Any) -> dict[int, An
 def _checked_count(value: Any) -> int:
     try:
         count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"accept_after must be a whole number or None, got {value!r}") from None
+    except TypeError as error:
+        raise TypeError(f"accept_after must be a whole number or None, got {value!r}") from error
     if isinstance(value, bool):
         raise TypeError(f"accept_after must be a whole number or None, got {value!r}")
     if count < 0:

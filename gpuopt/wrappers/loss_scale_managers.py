@@ -14,6 +14,7 @@ from gpuopt.quietly import quietly
 from gpuopt.rules.loss_scaling import LARGEST_SCALE, ScaleRule, scale_after
 from gpuopt.state.loss_scales import SCALE, STEPS, ZERO, Start
 from gpuopt.variables.gate import writing
+from gpuopt.variables.undo import Undo
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import checked_number
 
@@ -96,8 +97,10 @@ class RuleManager(LossScaleManager):
         with writing():
             scale, good, bad = (each.numpy()[()] for each in self.variables.values())
             new = scale_after((scale, int(good), int(bad)), self.rule, bool(finite_grads))
+            writes = Undo()  # Ctrl-C between two of them would have the scale change again
             for variable, value in zip(self.variables.values(), new, strict=True):
-                variable.assign(value)
+                writes.assign(variable, np.asarray(value, variable.dtype))
+            writes.finish()
 
 
 class FixedLossScaleManager(RuleManager):
@@ -221,8 +224,8 @@ def _checked_ratio(name: str, value: Any, low: float, high: float) -> float:
 def _checked_count(name: str, value: Any) -> int:
     try:
         count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number, got {value!r}") from None
+    except TypeError as error:
+        raise TypeError(f"{name} must be a whole number, got {value!r}") from error
     if isinstance(value, bool) or count < 1:
         raise ValueError(f"{name} must be at least 1, got {value!r}")
     if count >= 2**63:

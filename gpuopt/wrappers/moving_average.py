@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from gpuopt.checkpoint import Saver
@@ -121,6 +121,10 @@ class MovingAverageOptimizer(StepWrapper):
             averages.forget(each for each in made if devices is None or each.device in devices)
 
         return updates, forget if made else nothing_to_forget
+
+    def _written_beside(self, variables: Sequence[Variable]) -> Iterable[Variable]:
+        averages = map(self.averages.average, variables)
+        return [each for each in averages if each is not None]
 
     def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
         if not self._sequential_update:

@@ -21,6 +21,7 @@ from gpuopt.variables.copied import Copied, to_copy
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
 from gpuopt.variables.row_changes import register
+from gpuopt.variables.undo import Undo
 from gpuopt.variables.variable import Variable, global_variables
 
 Array = Any
@@ -222,6 +223,18 @@ class SumsInState:
                 f"{what} holds {outside[0]}, which is not in [0, {variable.shape[0]}), the "
                 "variable's rows"
             )
+
+    def keep(self, undo: Undo) -> None:
+        sums, flags = dict(self._sums), (self._is_restored, self.is_spread)
+
+        def put_back() -> None:
+            self._sums = WeakKeyDictionary(sums)
+            self._is_restored, self.is_spread = flags
+
+        undo.on_error("sums of gradients", put_back)
+        count = self._state.other(COUNT)
+        if count is not None:
+            undo.keep(count)
 
     def forget_all(self) -> None:
         self._forget_slots(*self.slot_names)

@@ -22,7 +22,7 @@ from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import reading
 from gpuopt.variables.storage import describe
-from gpuopt.variables.variable import Variable
+from gpuopt.variables.variable import Variable, is_iterable
 from gpuopt.wrappers.base import StepWrapper, checked_number
 
 _logger = logging.getLogger("gpuopt")
@@ -185,8 +185,11 @@ def _check_max_norm(value: Any, given: Any) -> None:
 
 def _checked_dims(variable: Variable, dims: Any) -> tuple[int, ...]:
     what = f'vars_to_clip_dims of "{variable.name}"'
+    if not is_iterable(dims):
+        raise TypeError(f"{what} must be a list of dimensions, got {dims!r}")
+    given = list(dims)
     try:
-        numbers = [operator.index(dim) for dim in dims]
+        numbers = [operator.index(dim) for dim in given]
     except TypeError as error:
         raise TypeError(f"{what} must be a list of dimensions, got {dims!r}") from error
     if any(not -variable.ndim <= number < variable.ndim for number in numbers):

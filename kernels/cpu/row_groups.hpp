@@ -6,20 +6,87 @@
 
 namespace gpuopt {
 
+// A row that is named, and its number among the rows.
+struct NumberedRow {
+  std::uint64_t row;
+  std::int32_t number;
+};
+
+// Writes to `firsts` where each row's positions begin among all that are sorted by row, counted
+// from `first` on; counts[k] of them are of row k. `sorted` and `other` have room for all rows.
+// This matters to rows with three positions or more: two are added up alike wherever they stand.
+// So only the buckets of near rows that have such a row are sorted.
+inline void find_firsts(std::int32_t num_rows, const long long* rows, const long long* counts,
+                        long long first, NumberedRow* sorted, NumberedRow* other,
+                        long long* firsts) {
+  constexpr int bits = 11;
+  constexpr std::uint64_t num_buckets = 1 << bits;
+  long long most = 0;
+  std::uint64_t highest = 0;
+  for (std::int32_t k = 0; k < num_rows; ++k) {
+    if (counts[k] > most) most = counts[k];
+    highest |= rows[k];
+    firsts[k] = first;
+  }
+  if (most < 3) return;
+  int bucket_shift = 0;
+  while (highest >> bucket_shift >= num_buckets) ++bucket_shift;
+  long long first_of[num_buckets] = {};
+  bool matters[num_buckets] = {};
+  for (std::int32_t k = 0; k < num_rows; ++k) {
+    first_of[rows[k] >> bucket_shift] += counts[k];
+    if (counts[k] > 2) matters[rows[k] >> bucket_shift] = true;
+  }
+  for (long long& each : first_of) {
+    const long long count = each;
+    each = first;
+    first += count;
+  }
+  std::int32_t num_sorted = 0;
+  for (std::int32_t k = 0; k < num_rows; ++k)
+    if (matters[rows[k] >> bucket_shift])
+      sorted[num_sorted++] = {static_cast<std::uint64_t>(rows[k]), k};
+  for (int shift = 0; shift < 64 && highest >> shift != 0; shift += bits) {
+    std::int32_t ends[num_buckets] = {};
+    for (std::int32_t k = 0; k < num_sorted; ++k) ++ends[sorted[k].row >> shift & num_buckets - 1];
+    std::int32_t before = 0;
+    for (std::int32_t& each : ends) {
+      const std::int32_t count = each;
+      each = before;
+      before += count;
+    }
+    for (std::int32_t k = 0; k < num_sorted; ++k)
+      other[ends[sorted[k].row >> shift & num_buckets - 1]++] = sorted[k];
+    NumberedRow* const source = sorted;
+    sorted = other;
+    other = source;
+  }
+  for (std::int32_t k = 0; k < num_sorted; ++k) {
+    long long& next = first_of[sorted[k].row >> bucket_shift];
+    firsts[sorted[k].number] = next;
+    next += counts[sorted[k].number];
+  }
+}
+
 // Writes each index once to `rows`, in the order in which they first appear: so their values are
 // read almost in the order in which they lie. All positions go to `positions`, those of one row in
-// ascending order; and to `begins` where each row's positions begin, and at last `size`. Returns
-// how many rows there are. Precondition: size < 2^31, bucket_bits > 0; `work` has room for
-// 2^bucket_bits + 2 * size.
+// ascending order; to `begins` where each row's positions begin, and at last `size`; and to
+// `firsts` where they begin among the positions that are sorted by row, counted from `first` on.
+// Returns how many rows there are. Precondition: size < 2^31, 2^bucket_bits >= 4 * size; `work` has
+// room for 2^bucket_bits + 6 * size, and begins where an 8-byte number may.
 template <class Index>
-long long group_rows(const Index* indices, long long size, int bucket_bits, std::int32_t* work,
-                     long long* rows, long long* positions, long long* begins) {
+long long group_rows(const Index* indices, long long size, long long first, int bucket_bits,
+                     std::int32_t* work, long long* rows, long long* positions, long long* begins,
+                     long long* firsts) {
   const long long num_buckets = 1ll << bucket_bits;
   // Rows count from 1. Of each bucket: its newest row; of each row: the one before it in its
   // bucket; and of each position: its row.
   std::int32_t* const newest_of = work;
   std::int32_t* const before = newest_of + num_buckets;
   std::int32_t* const row_of = before + size;
+  // Once all rows are found, the buckets' memory has another use.
+  auto* const sorted = reinterpret_cast<NumberedRow*>(work);
+  auto* const other = reinterpret_cast<NumberedRow*>(row_of + size);
   for (long long i = 0; i < num_buckets; ++i) newest_of[i] = 0;
   std::int32_t num_rows = 0;
   for (long long i = 0; i < size; ++i) {
@@ -40,6 +107,7 @@ long long group_rows(const Index* indices, long long size, int bucket_bits, std:
     ++begins[row];
   }
   // From how often each row appears to where its positions begin, and then to where they end.
+  find_firsts(num_rows, rows, begins + 1, first, sorted, other, firsts);
   long long begin = 0;
   begins[0] = 0;
   for (std::int32_t row = 1; row <= num_rows; ++row) {

@@ -6,6 +6,7 @@
 
 #include "../shared/element.cuh"
 #include "../shared/gradient.cuh"
+#include "../shared/row_order.cuh"
 #include "../shared/row_wise.cuh"
 
 // Each iteration has an element of its own, so that several may run in one instruction.
@@ -213,45 +214,141 @@ void update_chunks(const Chunk<Rule, Real>* chunks, long long num_chunks, long l
     update_chunk(chunks[i], *chunks[i].scalars);
 }
 
-// Adds up some columns of the values at positions[begin] to positions[end - 1], and returns where
-// the sum is: one value is its own. `values` begin at the first of these columns.
+// The values of a row, some columns at a time: those at positions[begin] to positions[end - 1], of
+// which the first one is the sorted position `first` of the call.
 template <class Real>
-__attribute__((always_inline)) inline const Real* sum_values(long long width, const Real* values,
-                                                             const long long* positions,
-                                                             long long begin, long long end,
-                                                             long long tile, Real* sum) {
-  const Real* value = values + positions[begin] * width;
-  if (end - begin == 1) return value;
+struct RowValues {
+  long long width;
+  const Real* values;
+  const long long* positions;
+  long long begin, end, first;
+
+  const Real* at(long long k, long long left) const { return values + positions[k] * width + left; }
+};
+
+// Adds up `tile` columns from `left` on, of the values from `begin` to before `end`, one by one.
+template <class Real>
+__attribute__((always_inline)) inline void sum_one_by_one(const RowValues<Real>& row,
+                                                          long long begin, long long end,
+                                                          long long left, long long tile,
+                                                          Real* sum) {
+  const Real* value = row.at(begin, left);
   for (long long i = 0; i < tile; ++i) sum[i] = value[i];
-  for (long long at = begin + 1; at < end; ++at) {
-    value = values + positions[at] * width;
+  for (long long k = begin + 1; k < end; ++k) {
+    value = row.at(k, left);
     for (long long i = 0; i < tile; ++i) sum[i] += value[i];
   }
+}
+
+inline long long end_of_part(long long first, long long end, long long size) {
+  const long long part_end = first + size - first % size;
+  return part_end < end ? part_end : end;
+}
+
+// Adds up the values from sorted position `first` to before `end`, of one stretch, by its pieces.
+template <class Real>
+__attribute__((always_inline)) inline void sum_stretch(const RowValues<Real>& row, long long first,
+                                                       long long end, long long left,
+                                                       long long tile, Real* sum) {
+  const long long apart = row.begin - row.first;
+  long long next = end_of_part(first, end, piece_size);
+  sum_one_by_one(row, first + apart, next + apart, left, tile, sum);
+  while (next < end) {
+    Real piece[tile_width];
+    const long long begin = next;
+    next = end_of_part(begin, end, piece_size);
+    sum_one_by_one(row, begin + apart, next + apart, left, tile, piece);
+    for (long long i = 0; i < tile; ++i) sum[i] += piece[i];
+  }
+}
+
+// Adds up the values of a row that has several pieces; `known_tile` is `tile` where the compiler is
+// to know it, and else 0.
+template <long long known_tile, class Real>
+__attribute__((noinline)) void sum_pieces(const RowValues<Real>& row, long long left,
+                                          long long tile, Real* sum) {
+  if (known_tile > 0) tile = known_tile;
+  const long long end = row.first + (row.end - row.begin);
+  long long next = end_of_part(row.first, end, stretch_size);
+  Real total[tile_width];  // no other memory, as the compiler knows
+  sum_stretch(row, row.first, next, left, tile, total);
+  while (next < end) {
+    Real stretch[tile_width];
+    const long long begin = next;
+    next = end_of_part(begin, end, stretch_size);
+    sum_stretch(row, begin, next, left, tile, stretch);
+    for (long long i = 0; i < tile; ++i) total[i] += stretch[i];
+  }
+  for (long long i = 0; i < tile; ++i) sum[i] = total[i];
+}
+
+// Whether a row's values are added up one by one: those of one piece, and two wherever they stand.
+template <class Real>
+__attribute__((always_inline)) inline bool is_one_piece(const RowValues<Real>& row) {
+  const long long count = row.end - row.begin;
+  return count <= 2 || row.first % piece_size + count <= piece_size;
+}
+
+// Adds up `tile` columns of a row's values, from `left` on, and returns where the sum is: one value
+// is its own. Precondition: is_one_piece(row).
+template <class Real>
+__attribute__((always_inline)) inline const Real* sum_piece(const RowValues<Real>& row,
+                                                            long long left, long long tile,
+                                                            Real* sum) {
+  const Real* values = row.at(row.begin, left);
+  if (row.end - row.begin > 1) {  // GCC makes a slower loop of an early return
+    sum_one_by_one(row, row.begin, row.end, left, tile, sum);
+    values = sum;
+  }
+  return values;
+}
+
+// Does what `sum_piece` does for any row, in the order of row_order.cuh.
+template <class Real>
+__attribute__((always_inline)) inline const Real* sum_values(const RowValues<Real>& row,
+                                                             long long left, long long tile,
+                                                             Real* sum) {
+  if (is_one_piece(row)) return sum_piece(row, left, tile, sum);
+  if (tile == tile_width)
+    sum_pieces<tile_width>(row, left, tile, sum);
+  else
+    sum_pieces<0>(row, left, tile, sum);
   return sum;
 }
 
-// Updates some columns of one row by the sum of its values at positions[begin] to
-// positions[end - 1]. `values`, the variable and the slots begin at the first of these columns; see
-// `update_rows` for the row. Inlined: where the compiler knows `tile`, it leaves out everything for
-// other widths.
+// Updates some columns of one row that has several pieces; see `update_tile`.
 template <class Rule, class Real, class Row>
-__attribute__((always_inline)) inline void update_tile(
-    const Row& row, Real* var, const Slots<Rule, Real>& slots, long long width, const Real* values,
-    const long long* positions, long long begin, long long end, long long tile,
-    const typename Rule::template Scalars<Real>& scalars) {
+__attribute__((noinline)) void update_by_pieces(
+    const Row& row, Real* var, const Slots<Rule, Real>& slots, const RowValues<Real>& values,
+    long long left, long long tile, const typename Rule::template Scalars<Real>& scalars) {
   Real sum[tile_width];
-  const Real* const grad = sum_values(width, values, positions, begin, end, tile, sum);
+  const Real* const grad = sum_values(values, left, tile, sum);
   row.template update<Rule>(var, slots, grad, tile, scalars);
 }
 
-// Updates rows[first] to rows[last - 1]. Row k receives the values at positions[begins[k]] to
-// positions[begins[k + 1] - 1], added up in this order. `table.prefetch` is called some rows ahead,
-// and `table.at` returns a row that is about to be updated: its `update` is called with each tile,
-// and its `end` after the last.
+// Updates some columns of one row, from `left` on, by the sum of its values. The variable and the
+// slots begin at the first of these columns; see `update_rows` for the row. Inlined: where the
+// compiler knows `tile`, it leaves out everything for other widths. Rows of several pieces are
+// apart: if their sum were `sum`, the compiler would keep no other sum in registers.
+template <class Rule, class Real, class Row>
+__attribute__((always_inline)) inline void update_tile(
+    const Row& row, Real* var, const Slots<Rule, Real>& slots, const RowValues<Real>& values,
+    long long left, long long tile, const typename Rule::template Scalars<Real>& scalars) {
+  if (!is_one_piece(values))
+    return update_by_pieces<Rule, Real>(row, var, slots, values, left, tile, scalars);
+  Real sum[tile_width];
+  const Real* const grad = sum_piece(values, left, tile, sum);
+  row.template update<Rule>(var, slots, grad, tile, scalars);
+}
+
+// Updates rows[first] to rows[last - 1]. Row k receives the sum of the values at
+// positions[begins[k]] to positions[begins[k + 1] - 1]; firsts[k] is the first one's sorted
+// position of the call. `table.prefetch` is called some rows ahead, and `table.at` returns a row
+// that is about to be updated: its `update` is called with each tile, and its `end` after the last.
 template <class Rule, class Real, class Table>
 void update_rows(Real* const* written, long long width, const Real* values, const long long* rows,
-                 const long long* positions, const long long* begins, long long first,
-                 long long last, typename Rule::template Scalars<Real> scalars,
+                 const long long* positions, const long long* begins, const long long* firsts,
+                 long long first, long long last, typename Rule::template Scalars<Real> scalars,
                  const Table& table) {
   for (long long row = first; row < last; ++row) {
     if (row + rows_ahead < last) {
@@ -261,14 +358,14 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
         prefetch(written[k] + rows[next] * width, width);
       table.prefetch(rows[next]);
     }
-    const long long begin = begins[row], end = begins[row + 1];
+    const RowValues<Real> mine = {width,       values,          positions,
+                                  begins[row], begins[row + 1], firsts[row]};
     if constexpr (num_row_slots<Rule> > 0) {
       Real sum[tile_width];
       long long summed = -1;
       const auto gradient_at = [&](long long left, long long tile) -> const Real* {
         if (left == summed) return sum;
-        const Real* const gradient =
-            sum_values(width, values + left, positions, begin, end, tile, sum);
+        const Real* const gradient = sum_values(mine, left, tile, sum);
         if (gradient == sum) summed = left;
         return gradient;
       };
@@ -281,8 +378,7 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
       Real* const var = written[0] + offset;
       const Slots<Rule, Real> slots = slots_at<Rule>(written, offset);
       const auto update = [&](long long tile) __attribute__((always_inline)) {
-        update_tile<Rule>(found, var, slots, width, values + left, positions, begin, end, tile,
-                          scalars);
+        update_tile<Rule>(found, var, slots, mine, left, tile, scalars);
       };
       if (left + tile_width <= width)
         update(tile_width);
@@ -311,9 +407,10 @@ struct TableUpToDate {
 
 template <class Rule, class Real>
 void update_rows(Real* const* written, long long width, const Real* values, const long long* rows,
-                 const long long* positions, const long long* begins, long long first,
-                 long long last, const typename Rule::template Scalars<Real>& scalars) {
-  update_rows<Rule>(written, width, values, rows, positions, begins, first, last, scalars,
+                 const long long* positions, const long long* begins, const long long* firsts,
+                 long long first, long long last,
+                 const typename Rule::template Scalars<Real>& scalars) {
+  update_rows<Rule>(written, width, values, rows, positions, begins, firsts, first, last, scalars,
                     TableUpToDate{});
 }
 

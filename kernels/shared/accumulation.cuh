@@ -35,4 +35,19 @@ struct AddToSum {
   }
 };
 
+// The sum of a row's gradients. With a `zero` of 0, -0 becomes 0.
+struct PlaceSum {
+  static constexpr int num_slots = 0;
+
+  template <class Real>
+  struct Scalars {
+    Real zero;
+  };
+
+  template <class Real>
+  GPUOPT_INLINE static void apply(Real& var, Real grad, Real*, const Scalars<Real>& s) {
+    var = grad + s.zero;
+  }
+};
+
 }  // namespace gpuopt

@@ -43,7 +43,7 @@ constexpr int num_coded_arrays = 1 + 2 * Rule::num_slots - first_own<Rule>;
 template <class Rule, class Storage>
 struct CodedTarget {
   StoredVar<Storage>* var;
-  StoredVar<Storage>* average = nullptr;
+  float* average = nullptr;
   Slots<Rule, unsigned char> codes;  // from `first_own` on
   Slots<Rule, float> scales;
 
@@ -52,7 +52,7 @@ struct CodedTarget {
   __device__ __forceinline__ explicit CodedTarget(const long long* arrays) {
     constexpr int first = first_own<Rule>;
     var = reinterpret_cast<StoredVar<Storage>*>(arrays[0]);
-    if constexpr (is_averaged<Rule>) average = reinterpret_cast<StoredVar<Storage>*>(arrays[1]);
+    if constexpr (is_averaged<Rule>) average = reinterpret_cast<float*>(arrays[1]);
 #pragma unroll
     for (int k = first; k < Rule::num_slots; ++k) {
       codes.of[k] = reinterpret_cast<unsigned char*>(arrays[1 + k]);
@@ -183,7 +183,7 @@ struct CodedState {
   static_assert(sizeof(Compute<Storage>) == sizeof(float), "codes stand for float");
 
   StoredVar<Storage> var[lane_codes];
-  StoredVar<Storage> average[is_averaged<Rule> ? lane_codes : 1];
+  float average[is_averaged<Rule> ? lane_codes : 1];
   unsigned char codes[slot_capacity<Rule>][lane_codes];  // as they were loaded
   float scales[slot_capacity<Rule>];
   float slots[slot_capacity<Rule>][lane_codes];  // once they are updated
@@ -224,11 +224,11 @@ struct CodedState {
       float value = static_cast<float>(var[i]);
       float slot[slot_capacity<Rule>];
       decode_element(tables, i, slot);
-      if constexpr (is_averaged<Rule>) slot[0] = static_cast<float>(average[i]);
+      if constexpr (is_averaged<Rule>) slot[0] = average[i];
       Rule::apply(value, gradient[i], slot, scalars);
       var[i] = StoredVar<Storage>(value);
       follow_variable<Rule>(static_cast<float>(var[i]), slot, scalars);
-      if constexpr (is_averaged<Rule>) average[i] = StoredVar<Storage>(slot[0]);
+      if constexpr (is_averaged<Rule>) average[i] = slot[0];
       // The slots of an element begin anew where one has no code.
       bool has_codes = i < count;
 #pragma unroll

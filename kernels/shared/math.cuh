@@ -20,6 +20,9 @@ GPUOPT_INLINE double power(double x, double exponent) { return pow(x, exponent);
 GPUOPT_INLINE float exponential(float x) { return expf(x); }
 GPUOPT_INLINE double exponential(double x) { return exp(x); }
 
+GPUOPT_INLINE bool is_negative_zero(float x) { return x == 0 && copysignf(1, x) < 0; }
+GPUOPT_INLINE bool is_negative_zero(double x) { return x == 0 && copysign(1.0, x) < 0; }
+
 // A product that is never fused with an addition. Host compilers are told to fuse none, but for
 // the emulator's.
 GPUOPT_INLINE float times(float x, float y) {

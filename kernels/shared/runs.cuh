@@ -8,6 +8,7 @@
 // the rows alone, never on the launch. If half of a million rows are the same, 32 + 16 + 1,024
 // additions follow one another, of which 8 loads each are in flight.
 #pragma once
+#include "row_order.cuh"
 #include "update.cuh"
 
 namespace gpuopt {
@@ -34,10 +35,6 @@ struct SortedRows {
   }
 };
 
-constexpr int piece_size = 32;
-constexpr int pieces_per_stretch = 16;
-constexpr int stretch_size = pieces_per_stretch * piece_size;
-
 // Rows whose bits share an element of an array that has a bit for each row of a variable.
 constexpr int rows_per_word = 32;
 
@@ -51,14 +48,15 @@ __device__ __forceinline__ unsigned int bit_of(unsigned long long row) {
 
 // Sums the gradients of the run of `begin`, of sorted positions before `end`, for the columns from
 // `column` on. Returns whether the run has all of these positions. Loads rows_in_flight of them at
-// once, which takes registers for as many, and waits for all.
+// once, which takes registers for as many, and waits for all. A sum begins with -0, so that one of
+// -0 alone is -0.
 template <int rows_in_flight, class Storage, class Key, int count>
 __device__ __forceinline__ bool sum_gradients(const Storage* __restrict__ grad,
                                               const SortedRows<Key>& rows, unsigned int begin,
                                               unsigned int end, long long row_width,
                                               long long column, Compute<Storage> (&sum)[count]) {
   const Key key = __ldg(&rows.keys[begin]);
-  for (int i = 0; i < count; ++i) sum[i] = 0;
+  for (int i = 0; i < count; ++i) sum[i] = Compute<Storage>(-0.0);
 #pragma unroll 1
   for (unsigned int first = begin; first < end; first += rows_in_flight) {
     // Past the end, the last position is read again, so that no load depends on a condition.

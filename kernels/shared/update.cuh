@@ -115,28 +115,17 @@ struct Beside<Alone> {
   }
 };
 
-// The type of an average: that of the weights that a rule computes with, as they are stored.
-template <class Storage, class Kept = StoredBeside<Storage>>
-struct AverageType {
-  using type = StoredVar<Storage>;
-};
-template <class Storage>
-struct AverageType<Storage, Split> {
-  using type = float;
-};
-template <class Storage>
-using StoredAverage = typename AverageType<Storage>::type;
-
 // Whether a rule's first slot is an average of another type than its slots.
 template <class Rule, class Storage>
 constexpr bool has_average_apart =
-    is_averaged<Rule> && !are_same<StoredAverage<Storage>, StoredSlot<Storage>>;
+    is_averaged<Rule> && !are_same<Compute<Storage>, StoredSlot<Storage>>;
 
 // The number of the first slot that has the slots' type.
 template <class Rule, class Storage>
 constexpr int first_slot = has_average_apart<Rule, Storage> ? 1 : 0;
 
-// An average of a type of its own: its array, or nothing.
+// An average, which has the type that a rule computes in, beside slots of another: its array, or
+// nothing.
 template <class Rule, class Storage, bool = has_average_apart<Rule, Storage>>
 struct AverageArray {
   __device__ __forceinline__ explicit AverageArray(const long long*) {}
@@ -149,7 +138,7 @@ struct AverageArray {
 };
 template <class Rule, class Storage>
 struct AverageArray<Rule, Storage, true> {
-  using Average = StoredAverage<Storage>;
+  using Average = Compute<Storage>;
 
   Average* array;
 
@@ -157,7 +146,7 @@ struct AverageArray<Rule, Storage, true> {
       : array(reinterpret_cast<Average*>(*address)) {}
 
   __device__ __forceinline__ void move(long long elements) { array += elements; }
-  // Beside a remainder and slots of 16 bits, as many elements as are a pack of these are two.
+  // Where all other arrays have 16 bits, as many elements as are a pack of these are two.
   __device__ __forceinline__ bool begins_packs_with(const StoredVar<Storage>* var) const {
     constexpr int bytes = pack_size<Storage> * static_cast<int>(sizeof(Average));
     const int offset = static_cast<int>(reinterpret_cast<unsigned long long>(array) % bytes);
@@ -178,7 +167,7 @@ struct AverageElements {
 };
 template <class Rule, class Storage, int count>
 struct AverageElements<Rule, Storage, count, true> {
-  using Average = StoredAverage<Storage>;
+  using Average = Compute<Storage>;
   // What one instruction moves.
   static constexpr int most = pack_bytes / static_cast<int>(sizeof(Average));
   static constexpr int at_once = count < most ? count : most;

@@ -59,11 +59,16 @@ def test_an_error_in_mid_backward(gate: int) -> None:
     if gate == Gate.GATE_NONE:  # `last` had its turn
         changed = {s.name for s, x, y in zip(states, before, after, strict=True) if x != y}
         assert changed == {"last", "last/Momentum"}
+        with pytest.raises(RuntimeError, match="was not finished"):
+            optimizer.minimize(lambda: np.sum(first * last), step, gate_gradients=gate)
+        optimizer.accept_unfinished_step()
+        assert int(step) == 2
     else:
         assert after == before
+    num_steps = int(step)
     assert recorder() is None
     optimizer.minimize(lambda: np.sum(first * last), step, gate_gradients=gate)
-    assert int(step) == 2
+    assert int(step) == num_steps + 1
 
 
 def test_gate_none_holds_one_gradient_at_a_time() -> None:

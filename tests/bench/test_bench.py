@@ -559,6 +559,7 @@ def test_a_file_that_has_no_results_is_refused(
         ("cold", "samples_ms", [1.0, -1.0]),
         ("cold", "samples_ms", [1.0, "2.0"]),
         ("cold", "p10_ms", float("nan")),
+        ("cold_dirty", "samples_ms", [1.0, 0.0]),
         ("figures", "gb_per_s", None),
         ("figures", "waits", 1.5),
         ("run", "copy_ms", []),
@@ -571,7 +572,10 @@ def test_a_file_with_impossible_figures_is_refused(
     where: str, key: str, value: object, tmp_path: Path
 ) -> None:
     times = asdict(summarize([1.0] * 30))
-    figures: dict[str, Any] = asdict(Figures(Times(**times), Times(**times), 1.0, 1.0, 0))
+    of_each = {key: Times(**times) for key in ("warm", "cold", "cold_dirty")}
+    figures: dict[str, Any] = asdict(
+        Figures(gb_per_s=1.0, share_of_copy=1.0, state_bytes=0, **of_each)  # type: ignore[arg-type]
+    )
     run = asdict(Run("a task", 100, None, None, None, None, [1.0] * 30, 1.0, {}))
     run["contenders"]["gpuopt"] = figures
     results: dict[str, Any] = {
@@ -580,7 +584,7 @@ def test_a_file_with_impossible_figures_is_refused(
     }
     path = tmp_path / "old.json"
     path.write_text(json.dumps(results))
-    read_results(path)
+    assert asdict(read_results(path).runs["small/adam/float32"].contenders["gpuopt"]) == figures
     {"all": results, "run": run, "figures": figures, **figures}[where][key] = value
     path.write_text(json.dumps(results))
     with pytest.raises(ResultsError, match=rf"old\.json is no file of results: .*{key}"):

@@ -1,4 +1,4 @@
-"""`gpuopt bench` on a GPU, real or not there."""
+"""`gpuopt bench` on a GPU, a real one or one of the stub driver."""
 
 from __future__ import annotations
 
@@ -152,6 +152,8 @@ def test_a_task_is_measured_on_a_gpu(task: Task, others: set[str]) -> None:
         assert figures.peak_extra_bytes is not None
         assert len(figures.cold.samples_ms) == 5
         assert min(figures.cold.samples_ms) > 0
+        assert figures.cold_dirty is not None
+        assert len(figures.cold_dirty.samples_ms) == 5
     assert len(run.copy_ms) == 5
 
 
@@ -206,6 +208,7 @@ def test_thinc_is_timed_on_the_gpu_and_its_state_is_there() -> None:
     assert min(run.contenders["Thinc"].cold.samples_ms) > 0
 
 
+@pytest.mark.gpus(2)
 def test_optax_is_timed_to_its_end_on_the_gpu_that_jax_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -234,6 +237,7 @@ def test_a_jax_without_this_gpu_is_left_out_with_what_installs_one(
     )
 
 
+@pytest.mark.gpus(2)
 def test_the_throttling_of_the_gpu_that_is_timed_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -779,3 +779,36 @@ def test_tensorflows_checkpoint_without_tensorflow_says_what_is_missing(
     w = Variable([0.0], name="w")
     with pytest.raises(ModuleNotFoundError, match="needs tensorflow, which is not installed"):
         Saver([w]).restore(GOLDEN / "tf1_checkpoint" / "model.ckpt-3")
+
+
+@pytest.mark.parametrize("save", ["save", "save_async"])
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        (1.5, ValueError),
+        (np.float32(2.5), ValueError),
+        (-1, ValueError),
+        (np.int64(-7), ValueError),
+        (np.nan, ValueError),
+        (np.inf, ValueError),
+        ([1, 2], ValueError),
+        (True, TypeError),
+        (np.bool_(True), TypeError),
+        ("3", TypeError),
+        (lambda: 3, TypeError),
+    ],
+)
+def test_what_numbers_no_step_is_refused_by_name(
+    save: str, step: Any, error: type[Exception], tmp_path: Path
+) -> None:
+    saver = Saver([Variable([1.0], name="w")])
+    with pytest.raises(error, match="global_step must be a") as raised:
+        getattr(saver, save)(tmp_path / "model", global_step=step)
+    assert "function that" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("step", [2**60 + 1, np.int64(2**60 + 1), np.array(2**60 + 1)])
+def test_the_number_of_a_step_keeps_its_digits(step: Any, tmp_path: Path) -> None:
+    saver = Saver([Variable([1.0], name="w")])
+    assert saver.save(tmp_path / "model", global_step=step).endswith(f"-{2**60 + 1}.safetensors")

@@ -33,7 +33,7 @@ Place = Callable[[Any], Any]
         pytest.param("emulated", marks=pytest.mark.emulator),
         pytest.param("emulated, mixed", marks=pytest.mark.emulator),
         pytest.param("gpu", marks=pytest.mark.gpu),
-        pytest.param("gpu, mixed", marks=pytest.mark.gpu),
+        pytest.param("gpu, mixed", marks=[pytest.mark.gpu, pytest.mark.gpus(2)]),
     ]
 )
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:

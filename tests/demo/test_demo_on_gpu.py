@@ -13,12 +13,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+BY_AUTOGRAD = pytest.param(["--autodiff"], marks=pytest.mark.autograd)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("mode", [[], ["--autodiff"], ["--towers", "2"], ["--workers", "2"]])
+@pytest.mark.rich
+@pytest.mark.parametrize("mode", [[], BY_AUTOGRAD, ["--towers", "2"], ["--workers", "2"]])
 def test_the_demo_learns_on_a_gpu(mode: list[str], tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
+    options = ["--device", "gpu:0", "--optimizer", "Adam", "--steps", "30", *mode]
     finished = subprocess.run(
-        [sys.executable, "-m", "gpuopt", "demo", "--device", "gpu:0", "--steps", "30", *mode],
+        [sys.executable, "-m", "gpuopt", "demo", *options],
         env={**os.environ, "PYTHONPATH": path},
         cwd=tmp_path,
         capture_output=True,

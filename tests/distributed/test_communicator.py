@@ -79,7 +79,8 @@ def test_all_reduce_folds_in_rank_order_to_the_same_bits(kind: str, size: int, o
 
 
 @pytest.mark.parametrize(
-    ("kind", "size"), [with_marks(*each) for each in KINDS_AND_NUMBERS if each[1] in (1, 3)]
+    ("kind", "size"),
+    [with_marks(kind, size, ranks=size) for kind, size in KINDS_AND_NUMBERS if size in (1, 3)],
 )
 @pytest.mark.parametrize("bucket_bytes", [1, 256, 2**20])
 def test_buckets_change_the_messages_and_not_the_sums(
@@ -341,7 +342,7 @@ def test_gathered_rows_stand_in_rank_order(on_ranks: OnRanks) -> None:
 @pytest.mark.parametrize(
     ("kind", "size", "root"),
     [
-        with_marks(kind, size, root)
+        with_marks(kind, size, root, ranks=size)
         for kind, size in KINDS_AND_NUMBERS
         for root in {0, size - 1}
         if size != 2
@@ -429,7 +430,9 @@ def test_a_group_goes_on_after_calls_that_did_not_match(on_ranks: OnRanks) -> No
     assert succeeded(on_ranks(3, run)) == [[0, 1, 2]] * 3
 
 
-@pytest.mark.parametrize("kind", KINDS if JOB_SIZE else [*map(with_marks, GROUPS)])
+@pytest.mark.parametrize(
+    "kind", KINDS if JOB_SIZE else [with_marks(kind, ranks=1) for kind in GROUPS]
+)
 def test_wrong_arguments_are_refused(kind: str) -> None:
     def call(communicator: Communicator) -> None:
         with pytest.raises(ValueError, match="op must be"):
@@ -761,7 +764,7 @@ def test_closing_cancels_who_waits_and_who_comes_later() -> None:
 
 @in_this_process
 def test_threads_return_in_order_and_the_first_cause_is_raised() -> None:
-    assert run_threads([lambda: "a", lambda: "b"]) == ["a", "b"]
+    assert run_threads([lambda: "a", lambda: "b"], lambda: None) == ["a", "b"]
 
     def noticed() -> None:
         raise WorkerFailedError("rank 1 has failed")
@@ -771,7 +774,7 @@ def test_threads_return_in_order_and_the_first_cause_is_raised() -> None:
         raise KeyError("cause")
 
     with pytest.raises(KeyError, match="cause"):
-        run_threads([noticed, cause])
+        run_threads([noticed, cause], lambda: None)
 
 
 @in_this_process
@@ -785,7 +788,7 @@ def test_a_thread_that_never_ends_does_not_hold_up_anothers_error(
 
     started = time.monotonic()
     with pytest.raises(KeyError):
-        run_threads([fail, lambda: release.wait(LONG_S)], timeout_s=SHORT_S)
+        run_threads([fail, lambda: release.wait(LONG_S)], lambda: None, SHORT_S)
     assert time.monotonic() - started < SHORT_S + 2
     assert "threads [1] have not ended within 0.2 s" in caplog.text
     release.set()

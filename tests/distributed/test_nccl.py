@@ -19,7 +19,6 @@ import driver
 import numpy as np
 import pytest
 from communicator_kinds import SingleGroup
-from gpu_ranks import require_gpus
 from gpu_streams import new_stream, uploaded, wait_for_gpus
 from guide_scripts import scripts_under
 from interrupt_at import Interrupt, InterruptAt
@@ -52,7 +51,6 @@ def reads_are_allowed_again() -> Any:
 
 
 def group_of(size: int = 2, timeout_s: float = LONG_S, **options: Any) -> NCCLGroup:
-    require_gpus(size)
     return NCCLGroup(devices(size), timeout_s=timeout_s, **options)
 
 
@@ -84,8 +82,8 @@ def errors_of(group: NCCLGroup, function: Callable[[Communicator], Any]) -> list
 # Training
 
 
+@pytest.mark.gpus(2)
 def test_replicas_over_nccl_train_to_the_bits_of_replicas_in_threads(every_schedule: str) -> None:
-    require_gpus(2)
     expected = train(MirroredStrategy(devices(2)))
     before = driver.counts().get("ncclAllReduce", 0) if driver.is_here() else 0
     trained = train(MirroredStrategy(devices(2), group=group_of()))
@@ -94,8 +92,8 @@ def test_replicas_over_nccl_train_to_the_bits_of_replicas_in_threads(every_sched
         assert driver.counts()["ncclAllReduce"] > before
 
 
+@pytest.mark.gpus(2)
 def test_the_guides_replicas_in_one_process_train_over_nccl() -> None:
-    require_gpus(2)
     _, script = scripts_under("GPUs over NCCL")
     names: dict[str, Any] = {}
     exec(compile(script, "train.py", "exec"), names)
@@ -106,6 +104,7 @@ def test_the_guides_replicas_in_one_process_train_over_nccl() -> None:
         assert driver.counts()["ncclAllReduce"] > before
 
 
+@pytest.mark.gpus(3)
 def test_three_replicas_have_the_same_bits(every_schedule: str) -> None:
     bits = train(MirroredStrategy(devices(3), group=group_of(3)))["bits"]
     assert [bits[i : i + 3] for i in range(0, 12, 3)] == [[bits[i]] * 3 for i in range(0, 12, 3)]
@@ -114,6 +113,7 @@ def test_three_replicas_have_the_same_bits(every_schedule: str) -> None:
 # Order and memory
 
 
+@pytest.mark.gpus(2)
 def test_the_host_waits_for_nobody_after_the_checked_calls(every_schedule: str) -> None:
     may_come = threading.Event()
 
@@ -129,6 +129,7 @@ def test_the_host_waits_for_nobody_after_the_checked_calls(every_schedule: str) 
     assert group_of().run(run) == [[[2.0 * step] * 3 for step in range(5)]] * 2
 
 
+@pytest.mark.gpus(2)
 def test_work_is_in_order_with_the_callers_stream(every_schedule: str) -> None:
     def run(rank: Communicator) -> tuple[Any, Any]:
         import cupy
@@ -151,6 +152,7 @@ def test_work_is_in_order_with_the_callers_stream(every_schedule: str) -> None:
     assert outcomes == [(host[0], host[0])] * 2
 
 
+@pytest.mark.gpus(2)
 def test_arrays_may_be_dropped_as_soon_as_a_call_returns(every_schedule: str) -> None:
     def run(rank: Communicator) -> list[list[float]]:
         import cupy
@@ -180,6 +182,7 @@ def test_arrays_may_be_dropped_as_soon_as_a_call_returns(every_schedule: str) ->
     assert group_of().run(run) == [expected] * 2
 
 
+@pytest.mark.gpus(2)
 def test_arrays_in_host_memory_go_over_the_other_group() -> None:
     def run(rank: Communicator) -> list[Any]:
         mine = np.full(2, rank.rank + 1.0)
@@ -198,6 +201,7 @@ def test_arrays_in_host_memory_go_over_the_other_group() -> None:
 # Calls that do not match
 
 
+@pytest.mark.gpus(2)
 def test_with_check_every_call_is_compared() -> None:
     def run(rank: Communicator) -> None:
         for _ in range(3):
@@ -215,6 +219,7 @@ def test_with_check_every_call_is_compared() -> None:
     group_of(check=True).run(run)
 
 
+@pytest.mark.gpus(2)
 def test_rows_are_compared_in_every_call() -> None:
     def run(rank: Communicator) -> None:
         pass_the_checked_calls(rank)
@@ -226,6 +231,7 @@ def test_rows_are_compared_in_every_call() -> None:
     group_of().run(run)
 
 
+@pytest.mark.gpus(2)
 def test_a_rank_that_brings_none_or_rows_is_told_to_all() -> None:
     strategy = MirroredStrategy(devices(2), group=group_of())
     w = strategy.variable(np.zeros((4, 2), np.float32), name="w")
@@ -245,6 +251,7 @@ def test_a_rank_that_brings_none_or_rows_is_told_to_all() -> None:
     assert w.numpy().tolist() == [[0, 0]] * 4
 
 
+@pytest.mark.gpus(2)
 def test_an_array_of_another_gpu_is_refused() -> None:
     def run(rank: Communicator) -> None:
         other = uploaded(np.ones(3), device=1 - rank.rank)
@@ -266,6 +273,7 @@ def test_a_group_needs_a_gpu_for_each_rank() -> None:
         NCCLGroup(["gpu:0"], timeout_s=0)
 
 
+@pytest.mark.gpus(2)
 def test_two_ranks_cannot_have_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     group = group_of()
     monkeypatch.setattr(nccl_link, "place_of", lambda index: "0000:01:00.0")
@@ -279,6 +287,7 @@ def test_two_ranks_cannot_have_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     group.run(run)
 
 
+@pytest.mark.gpus(2)
 def test_an_error_of_a_new_connection_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise OSError("no network")
@@ -289,6 +298,7 @@ def test_an_error_of_a_new_connection_says_whose_it_is(monkeypatch: pytest.Monke
         group.run(lambda rank: rank.all_reduce(ones(rank)))
 
 
+@pytest.mark.gpus(2)
 def test_hosts_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     group = group_of()
     hosts = iter([Host("localhost", "one start"), Host("localhost", "another")])
@@ -326,6 +336,7 @@ def test_a_capture_is_refused() -> None:
 # Ranks that are missing
 
 
+@pytest.mark.gpus(2)
 def test_a_collective_that_one_rank_leaves_out_is_told_and_not_read() -> None:
     group = group_of(timeout_s=SHORT_S)
     variable = gpuopt.Variable(np.ones(3, np.float32), name="v", device="gpu:0")
@@ -374,6 +385,7 @@ def test_the_time_limit_begins_when_the_stream_reaches_a_collective() -> None:
     assert link.why_broken == "a late collective was not done within 0.3 s"
 
 
+@pytest.mark.gpus(3)
 def test_a_rank_that_hangs_is_named_by_those_that_wait_for_it() -> None:
     group = group_of(3, timeout_s=SHORT_S)
     may_end = threading.Event()
@@ -398,6 +410,7 @@ def test_a_rank_that_hangs_is_named_by_those_that_wait_for_it() -> None:
         assert "rank 1 did not come" in str(outcome)
 
 
+@pytest.mark.gpus(2)
 def test_what_a_run_has_left_undone_is_told_by_the_next() -> None:
     group = group_of()
 
@@ -412,6 +425,7 @@ def test_what_a_run_has_left_undone_is_told_by_the_next() -> None:
     assert "float32[5] was not done: other ranks have ended without it" in str(told[0])
 
 
+@pytest.mark.gpus(2)
 def test_a_failure_reaches_the_others_and_the_next_run_succeeds() -> None:
     group = group_of()
 
@@ -429,6 +443,7 @@ def test_a_failure_reaches_the_others_and_the_next_run_succeeds() -> None:
     assert outcomes == [[2, 2, 2]] * 2
 
 
+@pytest.mark.gpus(2)
 def test_a_call_that_is_interrupted_is_made_anew_in_the_next_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -454,7 +469,6 @@ def test_a_call_that_is_interrupted_is_made_anew_in_the_next_run(
 
 
 def test_ctrl_c_at_any_moment_of_a_run_leaves_the_group_usable() -> None:
-    require_gpus(1)
     mine = ones(SingleCommunicator())
 
     def run(rank: Communicator) -> Any:
@@ -486,7 +500,6 @@ def test_ctrl_c_at_any_moment_of_a_run_leaves_the_group_usable() -> None:
 def test_ctrl_c_when_ncclgroupstart_returns_ends_its_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    require_gpus(1)
     group = NCCLGroup(["gpu:0"], SingleGroup(1, LONG_S))
     [link] = group._links
 
@@ -508,6 +521,7 @@ def test_ctrl_c_when_ncclgroupstart_returns_ends_its_group(
     assert group.run(run) == [[1.0] * 3]  # was never begun, and poison
 
 
+@pytest.mark.gpus(2)
 def test_a_gpu_that_never_connects_is_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     group = group_of(timeout_s=SHORT_S)
     released = threading.Event()
@@ -542,6 +556,7 @@ def test_a_gpu_that_never_connects_is_a_deadline(monkeypatch: pytest.MonkeyPatch
     assert numbers == [2, 2, 0] or not driver.is_here()
 
 
+@pytest.mark.gpus(2)
 def test_a_rank_that_cannot_connect_is_named_to_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -568,6 +583,7 @@ def test_a_rank_that_cannot_connect_is_named_to_the_others(
     assert "has not connected gpu:0" in why
 
 
+@pytest.mark.gpus(2)
 @pytest.mark.driver  # a real GPU is of no use to a forked child, not even for an error
 def test_a_forked_child_is_told_and_leaves_the_parents_communicators() -> None:
     group = group_of()
@@ -595,6 +611,7 @@ def test_a_forked_child_is_told_and_leaves_the_parents_communicators() -> None:
     assert [array.get().tolist() for array in total] == again == [[2, 2, 2]] * 2
 
 
+@pytest.mark.gpus(2)
 @pytest.mark.driver  # as above
 def test_a_child_forked_in_the_middle_of_a_call_lets_its_group_go() -> None:
     group = group_of()
@@ -624,6 +641,7 @@ def test_a_child_forked_in_the_middle_of_a_call_lets_its_group_go() -> None:
     assert status == 0
 
 
+@pytest.mark.gpus(2)
 def test_a_group_that_is_dropped_lets_its_communicators_go() -> None:
     group = group_of()
     totals = group.run(lambda rank: rank.all_reduce(ones(rank)))

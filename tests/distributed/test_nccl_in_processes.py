@@ -5,7 +5,6 @@ from __future__ import annotations
 import driver
 import pytest
 from accumulating_ranks import expected_values
-from gpu_ranks import require_gpus
 from rank_process import run_processes, train
 
 import gpuopt
@@ -14,8 +13,8 @@ from gpuopt.distributed import NCCLGroup
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.gpus(3)
 def test_processes_train_on_gpus_to_the_same_bits() -> None:
-    require_gpus(3)
     one, other = run_processes("train", [[0, 1], [2]], "nccl")
     bits = other["bits"]
     assert one["bits"] == [each for each in bits for _ in range(2)]
@@ -26,16 +25,16 @@ def test_processes_train_on_gpus_to_the_same_bits() -> None:
         assert train(strategy)["bits"] == [each for each in bits for _ in range(3)]
 
 
+@pytest.mark.gpus(3)
 def test_processes_accumulate_on_gpus_and_reduce_their_sums() -> None:
-    require_gpus(3)
     values = expected_values(3, range(3), range(3, 6), range(6, 8), divide=False)
     one, other = run_processes("accumulate", [[0, 1], [2]], "nccl")
     assert one == [2, 3, [each for each in values for _ in range(2)]]
     assert other == [2, 3, values]
 
 
+@pytest.mark.gpus(2)
 def test_a_process_that_is_killed_is_named_to_those_whose_gpus_wait() -> None:
-    require_gpus(2)
     told, killed = run_processes("lose_a_gpu", [[0], [1]], "nccl")
     assert killed == -9
     assert told.startswith("rank 1 has failed: its process has ended; ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -277,6 +278,48 @@ def test_replicas_with_optimizers_of_other_classes_are_refused(make_strategy: Ma
     with pytest.raises(ValueError, match=r"GradientDescentOptimizer.*AdamOptimizer"):
         strategy.run(train)
     np.testing.assert_array_equal(mirrored.numpy(), [1, 1])
+
+
+def test_ctrl_c_ends_all_replicas_after_whole_steps() -> None:
+    strategy = MirroredStrategy(["cpu", "cpu"])
+    w, step = strategy.variable([0.0], name="w"), new_step()
+    optimizer = sgd()
+
+    def train() -> None:
+        while True:
+            optimizer.apply_gradients([(np.ones(1, np.float32), w.local)], step)
+            if rank() == 1 and int(step) == 3:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    num_threads = threading.active_count()
+    for _ in range(2):
+        step.assign(0)
+        w.assign([0.0])
+        with pytest.raises(KeyboardInterrupt):
+            strategy.run(train)
+        count = int(step)
+        assert count >= 3
+        assert [float(copy[0]) for copy in w.replicas] == [-2.0 * count] * 2
+        time.sleep(0.05)
+        assert (int(step), threading.active_count()) == (count, num_threads)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_replicas() -> None:
+    strategy = MirroredStrategy(["cpu", "cpu"])
+    release, sent = threading.Event(), []
+
+    def wait() -> None:
+        while rank() == 0 and len(sent) < 2 and not release.is_set():
+            sent.append(signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT))
+            time.sleep(0.2)
+        release.wait(20)
+
+    with pytest.raises(KeyboardInterrupt):
+        strategy.run(wait)
+    is_waiting = not release.is_set()
+    release.set()
+    assert is_waiting
+    assert len(sent) == 2
 
 
 def test_an_update_that_fails_is_the_same_error_in_every_replica(make_strategy: Make) -> None:

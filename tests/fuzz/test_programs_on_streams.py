@@ -1,4 +1,4 @@
-"""Random programs on two GPUs that are not there, whose streams run late."""
+"""Random programs on two GPUs of the stub driver, whose streams run late."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fuzzing.settings import PART_S, long_run, seeds
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.gpus(2),
     pytest.mark.skipif(not driver.is_here(), reason="a real GPU chooses its order itself"),
 ]
 

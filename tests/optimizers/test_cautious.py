@@ -143,6 +143,48 @@ def test_a_sparse_gradient_makes_the_step_of_a_dense_one(xp: Any) -> None:
     assert not np.array_equal(tables[0].numpy(), start)
 
 
+def rows_that_decay(xp: Any, dtype: Any, height: int = 12, **options: Any) -> None:
+    """Compares a table with one whose rows decay before the step, as the gradient names them."""
+    rng = np.random.default_rng(height)
+    start = rng.choice([-2, 1, 4], (height, 5)).astype(dtype)
+    decaying, other = variable_on(xp, start), variable_on(xp, start)
+    numbers = {"epsilon": 0.25, "cautious": True, **options}
+    optimizers = [gpuopt.TorchAdamWOptimizer(0.5, weight_decay=w, **numbers) for w in (0.25, 0.0)]
+    for _ in range(2):
+        rows = rng.integers(0, height - 1, height // 3)
+        # Halves, so that a decay by an eighth is exact. Some of the named rows' sums are 0 or -0.
+        values = rng.choice([-1, -0.0, 0.0, 0.5], (len(rows), 5)).astype(dtype)
+        named = np.isin(np.arange(height), rows)[:, np.newaxis]
+        wide = other.numpy().astype(np.float64)
+        other.assign(np.where(named, 0.875 * wide, wide).astype(dtype))
+        for optimizer, table in zip(optimizers, (decaying, other), strict=True):
+            given = IndexedSlices(xp.asarray(values), xp.asarray(rows))
+            optimizer.apply_gradients([(given, table)])
+    tolerance = 4 * float(ml_dtypes.finfo(dtype).eps)
+    np.testing.assert_allclose(
+        decaying.numpy().astype(np.float64),
+        other.numpy().astype(np.float64),
+        rtol=tolerance,
+        atol=tolerance,
+    )
+    assert np.array_equal(decaying.numpy()[-1], start[-1])  # no gradient named it
+
+
+@every_dtype
+def test_only_rows_that_a_sparse_gradient_names_decay(dtype: Any, xp: Any) -> None:
+    rows_that_decay(xp, dtype)
+
+
+@pytest.mark.parametrize("clip", [{"clip_norm": 0.5}, {"clip_value": 0.25}])
+def test_clipped_gradients_let_the_same_rows_decay(clip: dict[str, Any], xp: Any) -> None:
+    rows_that_decay(xp, np.float32, **clip)
+
+
+def test_rows_decay_in_each_form(every_cpu_form: str) -> None:
+    for dtype in (np.float32, np.float64):
+        rows_that_decay(np, dtype, height=100_000)
+
+
 @pytest.mark.parametrize(
     "every_cpu_form",
     ["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)],

@@ -622,6 +622,7 @@ def test_a_step_that_is_interrupted_leaves_groups_their_powers() -> None:
         else:
             assert interrupts.left > 0, "the interrupt was lost"
             break
+        optimizer.accept_unfinished_step()
         optimizer.apply_gradients([(gradient, w), (gradient, bias)])
     assert moment > 100
 

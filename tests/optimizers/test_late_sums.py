@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import fake_cupy
@@ -367,7 +368,8 @@ def test_a_handler_that_steps_another_optimizer_at_any_moment_adds_nothing_twice
     elsewhere = Variable(np.zeros(2, np.float32))
 
     def handler() -> None:
-        other.apply_gradients([(np.ones(2, np.float32), elsewhere)])
+        with suppress(RuntimeError):  # in the middle of the step
+            other.apply_gradients([(np.ones(2, np.float32), elsewhere)])
 
     for moment in range(1, 200):
         weight = Variable(np.zeros(2, np.float32), device="gpu:0")

@@ -212,6 +212,7 @@ class OneByOne:
 
     def _updated(self, name: str, value: Any, gradient: Any, rows: Any) -> np.ndarray:
         is_cautious = "cautious" in self._stages
+        decays = ... if rows is None else rows
         if rows is not None and is_cautious:  # its mean is over all rows
             every = np.zeros(value.shape, self._real)
             every[rows] = gradient
@@ -230,8 +231,7 @@ class OneByOne:
             rate = self._real(DECAY)
             if is_cautious:  # torch's, times the learning rate
                 rate *= self._real(self.plain[name].hyperparameters["learning_rate"])
-            at = ... if rows is None else rows
-            decayed[at] -= rate * decayed[at]
+            decayed[decays] -= rate * decayed[decays]
         return np.asarray(decayed + step, self._real)
 
 
@@ -277,14 +277,14 @@ def check(stages: Sequence[str], kind: str, dtype: Any, xp: Any = np) -> None:
                 error = np.abs(master.numpy() - expected[name]).max()
                 assert error <= 4 * float(np.finfo(np.float32).eps) * largest, (name, number)
             if averages is not None:
-                value = variable.numpy().astype(real)
+                value = (variable if master is None else master).numpy().astype(real)
                 follows = averages.average(variable)
                 assert follows is not None
                 was = averages_before.get(name)
                 moved = value if was is None else was - (was - value) * real(1 - AVERAGE_DECAY)
                 followed[name] = follows.numpy().astype(real)
-                error = np.abs(followed[name] - moved.astype(dtype).astype(real)).max()
-                assert error <= 4 * eps * largest, (name, number, error / (eps * largest))
+                error = np.abs(followed[name] - moved).max()
+                assert error <= 4 * float(np.finfo(real).eps) * largest, (name, number, error)
             at_random = "rounding" in stages and (
                 variable.dtype == BFLOAT16 or "slot_dtype" in stages
             )

@@ -591,3 +591,26 @@ def test_slots_of_rows_that_no_rule_can_have_are_refused() -> None:
         class AllRowsOptimizer(LargestOfRowsOptimizer):
             rule = largest_of_rows
             rule_of_other_rows = gradient_descent
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", [1, 2, 8, 9, 16, 17, 63, 64, 80, 700])
+@pytest.mark.parametrize("name", ["RowWiseAdagradOptimizer", "PartialRowWiseAdamOptimizer"])
+def test_a_compiler_changes_no_bit_of_a_mean_over_a_row(
+    name: str, width: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = []
+    for compiled in ("0", "1"):
+        monkeypatch.setenv("GPUOPT_COMPILED", compiled)
+        rng = np.random.default_rng(width)
+        height = 70_000 // width + 1
+        table = gpuopt.Variable(np.ones((height, width), dtype))
+        optimizer = getattr(gpuopt, name)(0.125)
+        for _ in range(2):
+            rows = rng.integers(0, height, height)
+            given = gpuopt.IndexedSlices(rng.normal(size=(height, width)).astype(dtype), rows)
+            optimizer.apply_gradients([(given, table)])
+            optimizer.apply_gradients([(rng.normal(size=table.shape).astype(dtype), table)])
+        tables.append(table.numpy())
+    assert np.array_equal(*tables)

@@ -62,7 +62,8 @@ def test_a_slot_that_is_missing_or_of_another_shape_is_refused_by_name(
     momentum = optimizer(1.0, 0.9)
     step = Variable(0, name="step")
     w = Variable(np.zeros((size, 2), np.float32), name="w")
-    for _ in range(2):
+    # A hook may have written before its error, so that its step is remembered as unfinished.
+    for _ in range(1 if optimizer is HookOnShortSlots else 2):
         with pytest.raises(ValueError, match=words):
             momentum.apply_gradients([(gradient_of(w, is_sparse), w)], global_step=step)
     assert not w.numpy().any()

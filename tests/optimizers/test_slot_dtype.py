@@ -167,8 +167,8 @@ def test_the_type_itself_is_as_good_as_its_name(given: Any) -> None:
 
 
 def test_other_refusals_are_by_name_and_write_nothing() -> None:
-    for bad in ("float16", "float32", np.float32, np.dtype("float16"), 16, True, {}):
-        with pytest.raises(ValueError, match='slot_dtype must be None or "bfloat16", got'):
+    for bad in ("float16", "float64", np.float64, np.dtype("float16"), 16, True, {}):
+        with pytest.raises(ValueError, match='slot_dtype must be None, "bfloat16" or "float32"'):
             gpuopt.AdamOptimizer(slot_dtype=bad)
     double, w = Variable(np.ones(3), name="double"), Variable(np.ones(3, np.float32))
     optimizer = gpuopt.AdamOptimizer(slot_dtype="bfloat16")
@@ -314,3 +314,43 @@ def test_rows_come_and_go_with_their_slots(xp: Any) -> None:
     np.testing.assert_array_equal(after[:2], before[[4, 1]])
     assert (after[2] == 0).all()
     optimizer.apply_gradients([(xp.asarray(normal(2, (3, 4))), table)])
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.float16])
+@pytest.mark.parametrize("name", ["Adam", "Momentum"])
+def test_float32_slots_of_a_16_bit_variable_are_those_of_a_float32_one(
+    name: str, dtype: Any, xp: Any
+) -> None:
+    make = {
+        "Adam": lambda **more: gpuopt.AdamOptimizer(0.1, **more),
+        "Momentum": lambda **more: gpuopt.MomentumOptimizer(0.1, 0.9, **more),
+    }[name]
+    start = normal(0, (300, 7), dtype)
+    narrow = variable_on(xp, start, name="narrow")
+    wide = variable_on(xp, start.astype(np.float32), name="wide")
+    mine, theirs = make(slot_dtype="float32"), make()
+    for step in range(NUM_STEPS):
+        gradient, values = normal(step + 1, (300, 7), dtype), normal(step + 9, (5, 7), dtype)
+        for optimizer, variable in ((mine, narrow), (theirs, wide)):
+            own = variable.dtype
+            rows = IndexedSlices(xp.asarray(values.astype(own)), xp.asarray(ROWS))
+            optimizer.apply_gradients([(xp.asarray(gradient.astype(own)), variable)])
+            if variable is wide:
+                wide.assign(wide.numpy().astype(dtype).astype(np.float32))
+            optimizer.apply_gradients([(rows, variable)])
+        wide.assign(wide.numpy().astype(dtype).astype(np.float32))
+        np.testing.assert_array_equal(narrow.numpy().astype(np.float32), wide.numpy())
+    for slot_name in mine.state.slot_names():
+        slots = mine.get_slot(narrow, slot_name), theirs.get_slot(wide, slot_name)
+        assert slots[0] is not None
+        assert slots[1] is not None
+        assert slots[0].dtype == np.float32
+        np.testing.assert_array_equal(slots[0].numpy(), slots[1].numpy())
+
+
+def test_float32_slots_go_together_with_no_random_rounding_and_no_float64() -> None:
+    with pytest.raises(ValueError, match=r'stochastic_rounding=11.*with slot_dtype="float32"'):
+        gpuopt.AdamOptimizer(0.1, slot_dtype="float32", stochastic_rounding=SEED)
+    w = Variable(np.ones(3), name="w")
+    with pytest.raises(TypeError, match='slot_dtype="float32": "w" is float64'):
+        gpuopt.AdamOptimizer(0.1, slot_dtype="float32").apply_gradients([(np.ones(3), w)])

@@ -13,6 +13,7 @@ import pytest
 
 import gpuopt
 from gpuopt import __main__ as command_line
+from gpuopt import environment
 from gpuopt.distributed.communicators.mpi_description import REQUIREMENT
 
 PACKAGE = Path(gpuopt.__file__).parent
@@ -37,12 +38,8 @@ def test_help_names_every_command_and_every_variable_of_the_environment() -> Non
     assert (status, errors) == (0, "")
     for command in COMMANDS:
         assert re.search(rf"^    {command} +\w", output, re.MULTILINE)
-    read = {
-        name
-        for module in PACKAGE.rglob("*.py")
-        for name in re.findall(r'environ\.get\(\s*"(GPUOPT_\w+|CXX)"', module.read_text())
-    }
-    assert {"GPUOPT_THREADS", "GPUOPT_CHECK", "CXX"} <= read
+    read = environment.names()
+    assert {"GPUOPT_THREADS", "GPUOPT_CHECK", "CXX"} <= set(read)
     assert all(re.search(rf"^  {name} +\w", output, re.MULTILINE) for name in read)
 
 

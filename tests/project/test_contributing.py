@@ -77,7 +77,9 @@ def test_the_example_passes_the_tests_that_hold_for_every_optimizer(project: Pat
     ]
     its_own = "SignDescent or sign_descent"
     of_all = "is_complete or belong_together or tables or demo_knows or get_a_row"
-    printed = run(project, "-m", "pytest", "-q", *tests, "-k", f"{its_own} or {of_all}")
+    # Its page links to the picture that `make gallery` draws.
+    chosen = f"({its_own} or {of_all}) and not links_lead"
+    printed = run(project, "-m", "pytest", "-q", *tests, "-k", chosen)
     found = re.search(r"(\d+) passed", printed)
     assert found is not None
     assert int(found[1]) >= 30, printed
@@ -90,7 +92,8 @@ def test_the_example_is_named_after_its_class_and_is_in_the_tables_and_the_demo(
     assert run(project, "-c", program) == "SignDescent\n"
     assert "SignDescent," in (project / "README.md").read_text()
     page = (project / "docs" / "optimizers.md").read_text()
-    assert "| [`SignDescentOptimizer`](#signdescentoptimizer) | Sign" in page
+    assert "| [`SignDescentOptimizer`](optimizers/SignDescent.md) | Sign" in page
+    page = (project / "docs" / "optimizers" / "SignDescent.md").read_text()
     assert "```text\nw -= learning_rate * sign(g)\n```" in page
     printed = run(project, "-m", "gpuopt", "demo", "--optimizer", "signdescent", "--steps", "20")
     assert "│ SignDescent " in printed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,8 +16,10 @@ from typing import Any
 import pytest
 
 import gpuopt
-from gpuopt import info
+from gpuopt import environment, info
+from gpuopt.backends import cuda
 from gpuopt.backends.cuda import availability
+from gpuopt.device import Device
 
 ONE_GPU = availability.Driver(None, 13000, ("NVIDIA H200",))
 
@@ -54,8 +57,8 @@ def cupy_of_extra(name: str) -> str:
     return str(requirement.partition(";")[0])
 
 
-def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    monkeypatch.setattr(availability, "installed", lambda name: "14.0" if name in names else None)
+def install(monkeypatch: pytest.MonkeyPatch, *names: str, version: str = "14.2.0") -> None:
+    monkeypatch.setattr(availability, "installed", lambda name: version if name in names else None)
 
 
 @pytest.fixture
@@ -127,6 +130,28 @@ def test_the_first_obstacle_to_a_gpu_is_named(
 ) -> None:
     install(monkeypatch, *distributions)
     assert words in (availability.why_no_gpu(driver) or "")
+
+
+@pytest.mark.parametrize("version", ["13.6.0", "14.1.1", "14.0.0rc1"])
+def test_info_and_the_error_of_an_unusable_gpu_name_a_cupy_that_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    install(monkeypatch, "cupy-cuda13x", version=version)
+    for module in (info, cuda):
+        monkeypatch.setattr(module, "ask_driver", lambda: ONE_GPU)
+    expected = (
+        f"cupy-cuda13x {version} is too old, gpuopt needs 14.2 or newer: "
+        f"pip install '{cupy_of_extra('cuda13')}'"
+    )
+    assert dict(info.describe())["gpu:0"] == f"NVIDIA H200, not usable: {expected}"
+    with pytest.raises(gpuopt.DeviceUnavailableError, match=re.escape(expected)):
+        cuda.cuda_backend(Device("gpu", 0))
+
+
+@pytest.mark.parametrize("version", ["14.2", "14.10.0", "15.0.0a1"])
+def test_a_newer_cupy_is_not_too_old(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    install(monkeypatch, "cupy-cuda13x", version=version)
+    assert availability.why_no_gpu(ONE_GPU) is None
 
 
 def test_a_driver_runs_an_older_cupy_and_info_names_the_one_that_fits(
@@ -224,18 +249,38 @@ def test_info_imports_no_cuda_library() -> None:
 
 
 def test_info_says_how_many_threads_there_are_and_what_runs_the_rules(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not installed")
     monkeypatch.setenv("GPUOPT_THREADS", "3")
-    monkeypatch.setenv("CXX", f"{sys.executable} -I")
+    monkeypatch.setenv("CXX", f"{compiler} -pipe")
     monkeypatch.delenv("GPUOPT_COMPILED", raising=False)
     rows = dict(info.describe())
     assert rows["threads"] == "3"
-    assert rows["rules"] == f"compiled by {sys.executable} -I"
+    assert rows["rules"] == f"compiled by {compiler} -pipe"
     monkeypatch.setenv("GPUOPT_COMPILED", "0")
     assert dict(info.describe())["rules"] == "numpy: GPUOPT_COMPILED is 0"
+    monkeypatch.setenv("GPUOPT_COMPILED", "1")
+    for script, words in (("exit 3", "it ended with 3"), ("echo broken >&2; exit 1", "broken")):
+        broken = tmp_path / "compiler"
+        broken.write_text(f"#!/bin/sh\n{script}\n")
+        broken.chmod(0o700)
+        monkeypatch.setenv("CXX", str(broken))
+        rules = dict(info.describe())["rules"]
+        assert rules == f"numpy: {broken} does not work as a C++ compiler: {words}"
     monkeypatch.setenv("GPUOPT_COMPILED", "yes")
-    monkeypatch.setenv("GPUOPT_THREADS", "many")
     rows = dict(info.describe())
-    assert rows["rules"] == "GPUOPT_COMPILED='yes' is neither 0 nor 1"
-    assert rows["threads"] == "GPUOPT_THREADS='many' is not a whole number of at least 1"
+    assert rows["rules"] == rows["GPUOPT_COMPILED"] == "GPUOPT_COMPILED='yes' is neither 0 nor 1"
+
+
+def test_info_lists_every_variable_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment.names():
+        monkeypatch.delenv(name, raising=False)
+    assert {dict(info.describe())[name] for name in environment.names()} == {"not set"}
+    monkeypatch.setenv("GPUOPT_CACHE_DIR", "here")
+    monkeypatch.setenv("GPUOPT_CHECK", "on")
+    rows = dict(info.describe())
+    assert rows["GPUOPT_CACHE_DIR"] == "'here'"
+    assert rows["GPUOPT_CHECK"] == "GPUOPT_CHECK='on' is neither 0 nor 1"

@@ -124,6 +124,17 @@ def test_sdist_holds_what_it_lists_and_builds_the_same_wheel(
     assert contents(build("wheel", unpacked)) == contents(wheel)
 
 
+def test_a_package_is_the_same_wherever_and_whenever_it_is_built(
+    tree: Path, wheel: Path, sdist: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(tree, tmp_path / "other"))
+    for path in other.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+        path.chmod(0o700 if path.is_dir() else path.stat().st_mode & 0o700 | 0o077)
+    for kind, first in (("wheel", wheel), ("sdist", sdist)):
+        assert build(kind, other).read_bytes() == first.read_bytes()
+
+
 def test_a_package_names_the_addresses_that_its_builder_knows(tree: Path, tmp_path: Path) -> None:
     known = {
         "REPOSITORY_URL": "https://example.org/them/gpuopt/",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import public_api
 import pytest
-from internal_names import INTERNAL
+from internal_names import INTERNAL, internal_members
 
 import gpuopt
 from gpuopt.near_names import OTHER_LIBRARIES, find_near
@@ -20,8 +20,18 @@ from gpuopt.near_names import OTHER_LIBRARIES, find_near
 ROOT = Path(__file__).parents[2]
 # What something else on the pages has, too: another class, a library, or an argument.
 NAMES_OF_OTHERS = {
-    *("apply_gradients", "betas", "check", "close", "join", "masters", "memory", "slot_dtype"),
-    *("start", "state", "stop", "variables"),
+    *(
+        "apply_gradients",
+        "averages",
+        "betas",
+        "check",
+        "close",
+        "join",
+        "masters",
+        "memory",
+        "slot_dtype",
+    ),
+    *("rounding", "start", "state", "stop", "variables"),
 }
 
 
@@ -45,16 +55,16 @@ def test_internal_members_are_there_and_no_page_tells_users_of_them() -> None:
         if isinstance(exported := getattr(module, name), type)
         for base in exported.__mro__
     }
-    of_instances = {"row_checks", "this_thread"}
+    of_instances = {"averages", "clips", "known", "misuse", "row_checks", "this_thread"}
     for cls in classes:
-        for member in INTERNAL.get(cls.__name__, ()):
+        for member in {*INTERNAL.get(cls.__name__, ()), *vars(cls).get("_unlisted", ())}:
             assert member in of_instances or hasattr(cls, member) or member in annotations_of(cls)
     assert set(INTERNAL) <= {cls.__name__ for cls in classes}
     reference = [*(ROOT / "docs" / "reference").glob("*.md")]
     guides = {*(ROOT / "docs").rglob("*.md")} - {*(ROOT / "docs" / "decisions").glob("*.md")}
     code = [ROOT / "README.md", *(ROOT / "examples").glob("*.py")]
     pages = [*sorted(guides - {*reference, ROOT / "docs" / "architecture.md"}), *code]
-    members = set().union(*INTERNAL.values()) - NAMES_OF_OTHERS
+    members = frozenset().union(*map(internal_members, classes)) - NAMES_OF_OTHERS
     named = re.compile(rf"(?:\.|`)({'|'.join(sorted(members))})(?=[(`])")
     found = {page.name: named.findall(page.read_text()) for page in pages}
     assert not {name: those for name, those in found.items() if those}
@@ -67,17 +77,18 @@ def annotations_of(cls: type) -> set[str]:
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("Adam", ["AdamOptimizer"]),
+        ("adam", ["AdamOptimizer"]),
         ("RMSprop", ["RMSPropOptimizer"]),
         ("AdamOptimiser", ["AdamOptimizer"]),
         ("CosineDecay", ["cosine_decay"]),
         ("Variabel", ["Variable"]),
         ("SGD", ["GradientDescentOptimizer", "MomentumOptimizer", "TorchSGDOptimizer"]),
         ("NAdam", ["NadamOptimizer"]),
-        ("AdamW", ["AdamWOptimizer"]),
+        ("adamw", ["AdamWOptimizer"]),
         ("clip_grad_norm_", ["clip_by_global_norm"]),
         ("CosineAnnealingLR", ["cosine_decay"]),
         ("GradScaler", ["LossScaleOptimizer", "DynamicLossScale"]),
+        ("agn_optimizer", ["AGNOptimizer"]),
         ("x", []),
         ("__wrapped__", []),
     ],
@@ -99,8 +110,99 @@ def test_what_another_library_calls_so_is_there_by_the_name_it_has_here(name: st
 def test_names_near_it_are_looked_for_only_where_one_is_missing() -> None:
     program = (
         "import sys, gpuopt; gpuopt.AdamOptimizer; before = set(sys.modules); "
-        "getattr(gpuopt, 'Adam', None); print('gpuopt.near_names' in before, "
+        "getattr(gpuopt, 'adam', None); print('gpuopt.near_names' in before, "
         "'gpuopt.near_names' in sys.modules)"
     )
     command = [sys.executable, "-W", "error", "-c", program]
     assert subprocess.check_output(command, text=True) == "False True\n"
+
+
+# Names that gpuopt had listed itself, by the module that lists them.
+MOVED = {
+    "contrib": """AGNCustomGetter AGNOptimizer DropStaleGradientOptimizer ElasticAverageCustomGetter
+        ElasticAverageOptimizer ExponentialUpdateLossScaleManager FixedLossScaleManager
+        LossScaleManager ModelAverageCustomGetter ModelAverageOptimizer MultitaskOptimizerWrapper
+        Rows VariableClippingOptimizer clip_by_average_norm clip_gradients_by_global_norm
+        extend_with_decoupled_weight_decay get_cosine_decay_fn get_linear_decay_fn
+        get_restart_decay_fn linear_cosine_decay noisy_linear_cosine_decay
+        piecewise_constant_decay""",
+    "distributed": "ConditionalAccumulator SparseConditionalAccumulator replicate",
+    "errors": "CancelledError DeadlineExceededError WorkerFailedError",
+    "interop": """optimizer_from_bitsandbytes optimizer_from_torch optimizer_to_bitsandbytes
+        optimizer_to_torch""",
+    "optimizers.base": "UpdateRule",
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(module, name) for module, names in MOVED.items() for name in names.split()],
+)
+def test_a_name_that_another_module_lists_is_in_gpuopt_too_and_not_listed_there(
+    module: str, name: str
+) -> None:
+    listing = importlib.import_module(f"gpuopt.{module}")
+    assert name in listing.__all__
+    assert getattr(gpuopt, name) is getattr(listing, name)
+    assert name not in gpuopt.__all__
+
+
+def test_every_optimizer_has_a_short_name() -> None:
+    for name in gpuopt.optimizers.__all__:
+        short = name.removesuffix("Optimizer")
+        assert getattr(gpuopt, short) is getattr(gpuopt, name)
+        assert short not in gpuopt.__all__
+    assert gpuopt.Adam.__name__ == "AdamOptimizer"
+
+
+def test_completion_after_gpuopt_lists_public_names_and_modules_alone() -> None:
+    listed = {name for name in dir(gpuopt) if not name.startswith("_")}
+    assert set(gpuopt.__all__) < listed
+    modules = {f"gpuopt.{name}" for name in listed - set(gpuopt.__all__)}
+    assert {module.rpartition(".")[2] for module in modules} <= vars(gpuopt).keys()
+    assert modules <= sys.modules.keys()
+    assert {"gpuopt.contrib", "gpuopt.distributed"} <= modules
+    assert len(gpuopt.__all__) <= 75
+
+
+def listed_members(value: object) -> set[str]:
+    return {name for name in dir(value) if not name.startswith("_")}
+
+
+def test_completion_on_an_optimizer_lists_what_users_need() -> None:
+    assert listed_members(gpuopt.AdamOptimizer(0.1)) == {
+        *("apply_gradients", "check", "compute_gradients", "flush", "get_name", "get_slot"),
+        *("get_slot_names", "global_norm", "group_norms", "groups", "hyperparameters"),
+        *("last_nonfinite", "load_state_dict", "minimize", "report", "state_dict", "update"),
+        "variables",
+    }
+
+
+def test_completion_on_a_variable_lists_what_users_need() -> None:
+    listed = listed_members(gpuopt.Variable([1.0]))
+    assert {"assign", "device", "name", "numpy", "shape", "sum", "trainable", "value"} <= listed
+    assert not listed & internal_members(gpuopt.Variable)
+    assert len(listed) <= 46
+
+
+def test_completion_lists_what_a_subclass_adds() -> None:
+    class Mine(gpuopt.AdamOptimizer):
+        _unlisted = frozenset(["hidden"])
+        shown = hidden = 1
+
+    listed = listed_members(Mine(0.1))
+    assert "shown" in listed
+    assert not listed & {"hidden", "betas", "state"}
+
+
+@pytest.mark.parametrize("name", gpuopt.optimizers.__all__)
+def test_editors_show_the_docstring_of_an_optimizers_class(name: str) -> None:
+    """Where a constructor, or one that it overrides, has a docstring, they show that one."""
+    cls = getattr(gpuopt, name)
+    constructors = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]
+    assert not [
+        each.__doc__ for each in constructors if each is not object.__init__ and each.__doc__
+    ]
+    shown = inspect.getdoc(cls)
+    assert "=" in shown
+    assert shown == inspect.cleandoc(vars(cls)["__doc__"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +37,76 @@ def test_a_missing_compiler_skips_with_a_reason_or_fails_where_it_is_required(
     finished = run_rule_parity(tmp_path, require)
     assert finished.returncode == status
     assert words in finished.stdout + finished.stderr
+
+
+TESTS_OF_PACKAGES = """
+import sys
+import pytest
+
+@pytest.fixture
+def saved():
+    import xxhash.version
+
+def test_in_its_fixture(saved): pass
+def test_in_its_process(): import autograd.numpy
+@pytest.mark.rich
+def test_in_another_process(): raise ValueError
+def test_that_needs_nothing(): pass
+def test_of_a_package_that_is_not_gpuopts(): import autogrod
+"""
+
+
+@pytest.mark.parametrize(
+    ("require", "counts"),
+    [
+        ("", "1 failed, 1 passed, 4 skipped"),
+        ("autograd,rich", "2 failed, 1 passed, 2 skipped, 1 error"),
+    ],
+)
+def test_what_needs_a_missing_package_is_skipped_with_a_reason_or_fails_where_it_is_required(
+    tmp_path: Path, require: str, counts: str
+) -> None:
+    """The test of a package that gpuopt does not need always fails."""
+    (tmp_path / "test_some.py").write_text(TESTS_OF_PACKAGES)
+    (tmp_path / "test_others.py").write_text("import safetensors.numpy\ndef test_it(): pass\n")
+    finished = run_without("autograd,rich,safetensors,xxhash", tmp_path, require)
+    assert counts in finished.stdout
+    for package in ("safetensors", "xxhash", *(() if require else ("autograd", "rich"))):
+        assert re.search(rf"SKIPPED .*: {package} is not installed", finished.stdout)
+
+
+def run_without(hidden: str, tests: Path, require: str) -> subprocess.CompletedProcess[str]:
+    """Runs tests with the plugins of the project's own, without some packages."""
+    environment = {**os.environ, "GPUOPT_HIDDEN": hidden, "GPUOPT_REQUIRE": require}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p"]
+    command += ["hidden_packages", "-p", "conftest", "-c", str(TESTS.parent / "pyproject.toml")]
+    return subprocess.run(
+        [*command, "--rootdir", str(tests), str(tests)],
+        env=environment | {"PYTHONPATH": f"{TESTS}:{TESTS / 'support'}:{TESTS.parent}"},
+        cwd=tests,
+        capture_output=True,
+        text=True,
+    )
+
+
+STEPS = """
+import hidden_packages
+import numpy as np
+
+import gpuopt
+
+table = gpuopt.Variable(np.ones((4, 3), np.float32), name="table")
+optimizer = gpuopt.AdamOptimizer(0.1)
+optimizer.apply_gradients([(np.ones((4, 3), np.float32), table)])
+rows = gpuopt.IndexedSlices(np.ones((2, 3), np.float32), np.array([0, 2]))
+optimizer.apply_gradients([(rows, table)])
+state = optimizer.state_dict()
+optimizer.load_state_dict(state)
+assert state and float(table.numpy()[0, 0]) < 0.85
+"""
+
+
+def test_steps_and_states_need_numpy_and_ml_dtypes_alone() -> None:
+    hidden = {"GPUOPT_HIDDEN": "autograd,rich,safetensors,xxhash"}
+    path = {"PYTHONPATH": f"{TESTS / 'support'}:{TESTS.parent}"}
+    subprocess.run([sys.executable, "-c", STEPS], env={**os.environ, **hidden, **path}, check=True)

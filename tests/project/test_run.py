@@ -41,24 +41,74 @@ def test_tests_that_need_the_terminal_run_in_one_process(
     assert "-n" not in pytest_command(["tests/project", option], monkeypatch)
 
 
-@pytest.mark.parametrize("cuda", ["cpu", "cuda13"])
-def test_gpu_tests_run_on_the_driver_where_there_is_no_gpu(
-    cuda: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def gpu_calls(
+    cuda: str,
+    arguments: list[str],
+    statuses: list[int],
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[tuple[list[str], dict[str, str]]]:
+    """Returns the commands of `run.py test-gpu` and their environments."""
     calls: list[Any] = []
 
     def record(command: Any, **options: Any) -> Any:
-        calls.append((command[1:], options["env"]["GPUOPT_REQUIRE"]))
-        return subprocess.CompletedProcess(command, 0)
+        if listed := options["env"].get("GPUOPT_LIST_OF_FILES"):
+            Path(listed).write_text("a.py\nb.py")
+        calls.append((command[1:], options["env"]))
+        return subprocess.CompletedProcess(command, statuses[len(calls) - 1])
 
     monkeypatch.setattr(run.subprocess, "run", record)
     monkeypatch.setattr(run, "cuda_extra", lambda: cuda)
-    assert run.test_gpu(["-k", "adam"], is_full=False) == 0
-    [(command, required)] = calls
-    on_driver = cuda == "cpu"
-    assert (command[0] == "tests/support/driver") == on_driver
-    assert ("gpu and not real_gpu" in command) == on_driver
-    assert required == ("gpu,driver" if on_driver else "gpu")
+    monkeypatch.delenv("GPUOPT_DRIVER_DEVICES", raising=False)
+    assert run.test_gpu(arguments, is_full=False) == status
+    assert len(calls) == len(statuses)
+    return calls
+
+
+def test_gpu_tests_run_on_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    [(command, environment)] = gpu_calls("cuda13", ["-k", "adam"], [0], 0, monkeypatch)
+    assert command[:4] == ["-m", "pytest", "-m", "gpu"]
+    assert environment["GPUOPT_REQUIRE"] == "gpu"
+
+
+def test_on_the_stub_driver_tests_for_one_gpu_have_one_and_the_others_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, others = gpu_calls("cpu", ["-k", "adam"], [0, 0], 0, monkeypatch)
+    for command, environment in (one, others):
+        assert command[0] == "tests/support/driver"
+        assert environment["GPUOPT_REQUIRE"] == "gpu,driver"
+        assert command[-2:] == ["-k", "adam"]
+    assert "gpu and not real_gpu and not gpus" in one[0]
+    assert one[1]["GPUOPT_DRIVER_DEVICES"] == "1"
+    assert "gpu and not real_gpu and gpus" in others[0]
+    assert others[0][-4:-2] == ["a.py", "b.py"]
+    assert not {"GPUOPT_DRIVER_DEVICES", "GPUOPT_LIST_OF_FILES"} & set(others[1])
+
+
+def test_files_that_somebody_names_are_not_joined_by_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = gpu_calls("cpu", ["tests/step"], [0, 0], 0, monkeypatch)
+    assert all(command[-1] == "tests/step" and "a.py" not in command for command, _ in calls)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "statuses", "status"),
+    [
+        ([], [1, 0], 1),
+        ([], [0, 1], 1),
+        ([], [-9, 0], -9),
+        ([], [0, run.NO_TESTS], run.NO_TESTS),
+        (["-k", "adam"], [0, run.NO_TESTS], 0),
+        (["-k", "adam"], [run.NO_TESTS, 1], 1),
+        (["-k", "adam"], [run.NO_TESTS, run.NO_TESTS], run.NO_TESTS),
+    ],
+)
+def test_gpu_tests_fail_if_those_for_one_fail_or_the_others(
+    arguments: list[str], statuses: list[int], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_calls("cpu", arguments, statuses, status, monkeypatch)
 
 
 def test_commands_side_by_side_show_their_output_as_a_whole(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import textbook_schedules
-from every_schedule_function import DECAYS, NOISY, PIECES
+from every_schedule_function import DECAYS, FORMULAS, NOISY, PIECES
 from golden_cases import read_json
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import gpuopt
 from gpuopt import Variable
 from gpuopt.quietly import quietly
-from gpuopt.rules.schedule_formulas import FORMULAS, normal
+from gpuopt.rules.schedule_formulas import normal
 
 GOLDEN = read_json("schedules_and_clipping.json")["schedules"]
 FUNCTIONS = set(gpuopt.schedules.__all__) - {"Schedule"}
@@ -253,6 +253,33 @@ def test_the_learning_rate_decides_the_type_as_in_tensorflow() -> None:
     assert exact.dtype == np.float32
 
 
+# At that step alone, or from a step on that is not tried.
+BECOMES_WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("exponential_decay", {"decay_steps": 10, "decay_rate": -0.5}, "nan at step 1"),
+    ("exponential_decay", {"decay_steps": 2**20, "decay_rate": 1e38}, r"inf at step 1\d{6}"),
+    ("inverse_time_decay", {"decay_steps": 1_000_003, "decay_rate": -1}, "inf at step 1000003"),
+    (
+        "inverse_time_decay",
+        {"decay_steps": 300, "decay_rate": -1, "staircase": True},
+        "inf at step 300",
+    ),
+    ("polynomial_decay", {"decay_steps": 999_999, "power": -1}, "inf at step 999999"),
+    ("cosine_decay_restarts", {"first_decay_steps": 10, "t_mul": 0.5}, "nan at step 20"),
+    ("cosine_decay_restarts", {"first_decay_steps": 3e6, "t_mul": 0.75}, "nan at step 12000000"),
+    (
+        "cosine_decay_restarts",
+        {"first_decay_steps": 1, "t_mul": 1, "m_mul": 1e20},
+        "inf at step 2",
+    ),
+    ("linear_cosine_decay", {"alpha": 3e38, "learning_rate": 10.0}, "inf at step 0"),
+    ("noisy_linear_cosine_decay", {"variance_decay": -1e3}, r"-?inf at step \d"),
+    ("one_cycle", {"total_steps": 77_777, "final_div_factor": 1e-42}, r"(inf|nan) at step \d+"),
+    (
+        "warmup_stable_decay",
+        {"learning_rate": 3e38, "end_learning_rate": -3e38},
+        r"(inf|nan) at step \d+",
+    ),
+]
 REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("exponential_decay", {"decay_steps": 0}, ValueError, "decay_steps must be positive, got 0"),
     ("exponential_decay", {"decay_steps": -3}, ValueError, "decay_steps must be positive"),
@@ -279,6 +306,10 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("cosine_decay", {"alpha": math.nan}, ValueError, "alpha must be finite"),
     ("cosine_decay_restarts", {"first_decay_steps": 0}, ValueError, "first_decay_steps must be"),
     ("cosine_decay_restarts", {"t_mul": 0}, ValueError, "t_mul must be positive"),
+    *(
+        (name, wrong, ValueError, f"{name}.* would be {when}$")
+        for name, wrong, when in BECOMES_WRONG
+    ),
     ("linear_cosine_decay", {"decay_steps": 0}, ValueError, "decay_steps must be positive"),
     ("noisy_linear_cosine_decay", {"decay_steps": 0}, ValueError, "decay_steps must be positive"),
     ("noisy_linear_cosine_decay", {"initial_variance": -1}, ValueError, "initial_variance must no"),
@@ -309,6 +340,15 @@ def test_wrong_arguments_are_refused_by_name(
     given: dict[str, Any] = {first: 0.1, "global_step": new_step(), **VALID[name], **wrong}
     with pytest.raises(error, match=message):
         getattr(gpuopt, name)(**given)
+
+
+@pytest.mark.parametrize("decay_steps", [333.3, 0.001])
+def test_a_cycle_ends_at_0_and_not_below(decay_steps: float) -> None:
+    """In float32, a multiple of `decay_steps` may be rounded to less than the step."""
+    schedule = gpuopt.polynomial_decay(0.1, new_step(), decay_steps, 0.0, 0.5, cycle=True)
+    values = schedule.at(range(100_000))
+    assert np.all(values >= 0)
+    assert np.all(values <= np.float32(0.1))
 
 
 @pytest.mark.parametrize(
@@ -370,14 +410,51 @@ def test_a_picture_takes_one_call(tmp_path: Path) -> None:
     assert "matplotlib.pyplot" not in sys.modules
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "last"),
+    [
+        ("exponential_decay", {"decay_steps": 100, "decay_rate": 0.5}, 110),
+        ("polynomial_decay", {"decay_steps": 200, "cycle": True}, 220),
+        ("cosine_decay", {"decay_steps": 1000}, 1100),
+        ("cosine_decay", {"decay_steps": 10_000_000_000}, 2**31 - 1),
+        ("cosine_decay_restarts", {"first_decay_steps": 50}, 55),
+        ("one_cycle", {"total_steps": 300}, 330),
+        ("warmup_stable_decay", {"warmup_steps": 20, "stable_steps": 0, "decay_steps": 50}, 77),
+        ("linear_warmup", {"warmup_steps": 40}, 44),
+    ],
+)
+def test_a_picture_goes_a_tenth_beyond_the_end_of_a_schedule(
+    name: str, arguments: dict[str, Any], last: int
+) -> None:
+    pytest.importorskip("matplotlib")
+    assert_picture_ends(make(name, arguments), last)
+
+
+def test_a_picture_shows_the_last_piece_and_what_follows_a_warmup() -> None:
+    pytest.importorskip("matplotlib")
+    step = new_step()
+    pieces = gpuopt.piecewise_constant(step, [10, 90], [0.3, 0.2, 0.1])
+    assert_picture_ends(pieces, 99)
+    assert_picture_ends(gpuopt.piecewise_constant(step, [-7], [0.3, 0.2]), 1)
+    assert_picture_ends(gpuopt.linear_warmup(pieces, step, 10), 110)
+
+
+def assert_picture_ends(schedule: gpuopt.Schedule, last: int) -> None:
+    [line] = schedule.plot().axes[0].lines
+    steps = line.get_xdata()
+    assert (steps[0], steps[-1]) == (0, last)
+    assert len(steps) == min(last + 1, 1001)
+    assert line.get_ydata().tolist() == schedule.at(steps).tolist()
+
+
 def test_a_picture_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuopt.schedules.schedule.find_spec", lambda name: None)
     with pytest.raises(ImportError, match='extra "plots"'):
         make("one_cycle", {"total_steps": 100}).plot(10)
 
 
-def test_a_formula_is_in_the_list_that_numbers_it_for_devices() -> None:
+def test_every_formula_is_a_public_schedules() -> None:
     used = {make(name, kwargs).formula for name, kwargs in DECAYS}
     used.add(make("noisy_linear_cosine_decay", NOISY).formula)
     used.add(gpuopt.piecewise_constant(new_step(), **PIECES).formula)
-    assert used == set(FORMULAS)
+    assert used == FORMULAS

@@ -28,7 +28,7 @@ def pickled(value: Any) -> Any:
 
 OPTIMIZERS = sorted(
     name
-    for name, value in vars(gpuopt).items()
+    for name, value in vars(gpuopt.optimizers).items()
     if inspect.isclass(value) and issubclass(value, RuleOptimizer)
 )
 BOTH = pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
@@ -560,3 +560,51 @@ def test_a_model_on_gpus_is_copied_to_the_same_gpus(copied: Any, emulated_gpus: 
     numbers = [[v.numpy().tolist() for v in each["variables"]] for each in (model, other)]
     assert numbers[0] == numbers[1]
     assert len(other["optimizer"].variables()) == 6
+
+
+class ChangesRows:
+    """Stands for another thread that changes rows in the middle of a copy."""
+
+    def __init__(self, change: Any) -> None:
+        self.change = change
+
+    def __deepcopy__(self, memo: Any) -> None:
+        self.change()
+
+    def __reduce__(self) -> Any:
+        self.change()
+        return list, ()
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+@pytest.mark.parametrize("change", ["appends", "permutes"])
+@pytest.mark.parametrize("what", ["slots", "averages"])
+def test_rows_that_change_in_the_middle_of_a_copy_are_an_error(
+    how: str, change: str, what: str
+) -> None:
+    table = Variable(np.arange(8.0, dtype=np.float32).reshape(4, 2), name="table")
+    averages = gpuopt.ExponentialMovingAverage(0.5)
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    optimizer.apply_gradients([(np.arange(8.0, dtype=np.float32).reshape(4, 2), table)])
+    averages.apply([table])
+    rows = gpuopt.rows(table)
+    changes = {
+        "appends": lambda: rows.append(np.ones((1, 2), np.float32)),
+        "permutes": lambda: rows.keep([3, 2, 1, 0]),
+    }
+    last = optimizer if what == "slots" else averages
+
+    def copied(*parts: Any) -> Any:
+        return copy.deepcopy(parts) if how == "deepcopy" else pickle.loads(pickle.dumps(parts))
+
+    with pytest.raises(RuntimeError, match=r'rows of "table.*" came or went'):
+        copied(table, ChangesRows(changes[change]), last)
+    # Changes before and after it are none in the middle: also of a copy of a copy.
+    changes[change]()
+    other, whole = copied(table, last)
+    assert other.shape == table.shape
+    other, whole = copied(other, whole)
+    if what == "slots":
+        np.testing.assert_array_equal(
+            whole.get_slot(other, "momentum").numpy(), optimizer.get_slot(table, "momentum").numpy()
+        )

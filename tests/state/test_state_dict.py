@@ -174,3 +174,44 @@ def test_slots_and_averages_of_a_variable_that_is_gone_are_not_saved(
     saver.restore(path)
     path = Saver(kept, optimizers=[]).save(tmp_path / "m")
     assert set(load_file(path)) == {"w/Momentum", "w/ExponentialMovingAverage"}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "scaled"])
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"non_slots": None}, TypeError, "holds values by name, got None"),
+        ({"non_slots": np.ones(2)}, TypeError, "holds values by name, got array"),
+        ({"non_slots": {1: 2.0}}, TypeError, "holds values by name"),
+        ({None: 3}, TypeError, "is a dictionary with .* got .*None"),
+        ({"format": np.ones(2)}, ValueError, "has format array"),
+    ],
+)
+def test_a_state_of_another_form_is_refused_by_every_optimizer(
+    change: dict[Any, Any], error: type[Exception], words: str, inside: bool
+) -> None:
+    optimizer: gpuopt.Optimizer = gpuopt.AdamOptimizer(0.1)
+    if inside:
+        optimizer = gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(8.0))
+    variable = Variable(np.ones(2))
+    optimizer.apply_gradients([(np.ones(2), variable)])
+    state = optimizer.state_dict()
+    with pytest.raises(error, match=words):
+        optimizer.load_state_dict({**state, **change})
+    without: Any = {name: value for name, value in state.items() if name != "non_slots"}
+    with pytest.raises(TypeError, match="an optimizer's state is a dictionary with"):
+        optimizer.load_state_dict(without)
+
+
+@pytest.mark.parametrize("of", [Variable.value, lambda slot: slot, lambda slot: slot.value()[::1]])
+def test_slots_may_change_places(of: Any) -> None:
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    variables = {name: Variable(np.ones(3), name=name) for name in "ab"}
+    optimizer.apply_gradients(
+        [(np.full(3, 1.0), variables["a"]), (np.full(3, 2.0), variables["b"])]
+    )
+    slots = {name: optimizer.get_slot(each, "momentum") for name, each in variables.items()}
+    state = optimizer.state_dict()
+    state["slots"]["momentum"] = {"a": of(slots["b"]), "b": of(slots["a"])}
+    optimizer.load_state_dict(state)
+    assert [slots[name].numpy()[0] for name in "ab"] == [2, 1]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import handled_calls
+import ctrl_c_calls
 import interrupted_calls
 import interrupted_imports
 import pytest
@@ -25,14 +25,6 @@ def test_exceptions_at_random_moments_leave_everything_working(
     check_program(interrupted_calls.__file__, NUMBER, compiled, tmp_path)
 
 
-@pytest.mark.skipif(
-    not hasattr(signal, "setitimer") or not hasattr(os, "fork"),
-    reason="this system has no such signals, or cannot fork",
-)
-def test_signal_handlers_may_make_all_calls_at_random_moments(tmp_path: Path) -> None:
-    check_program(handled_calls.__file__, NUMBER * 5, "0", tmp_path)
-
-
 def test_a_first_loss_works_after_an_interrupt_of_any_import_of_it() -> None:
     ran = subprocess.run(
         [sys.executable, interrupted_imports.__file__],
@@ -42,6 +34,21 @@ def test_a_first_loss_works_after_an_interrupt_of_any_import_of_it() -> None:
         timeout=600,
     )
     assert ran.returncode == 0, ran.stderr
+
+
+CTRL_C = 2_000 if os.environ.get("GPUOPT_FULL") else 10
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no such signals")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+def test_ctrl_c_tears_no_step_unnoticed_and_lets_large_ones_go_on(
+    device: str, tmp_path: Path
+) -> None:
+    outcomes = ctrl_c_calls.run_alone(tmp_path, device, CTRL_C)
+    assert {sum(each.values()) for each in outcomes.values()} == {CTRL_C}
+    for name, outcome in outcomes.items():
+        most = {"small step": CTRL_C, "large step": CTRL_C // 100}.get(name, 0)
+        assert outcome["refused"] <= most, (name, outcome)
 
 
 def check_program(program: str, number: int, compiled: str, folder: Path) -> None:

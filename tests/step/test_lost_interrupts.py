@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+import threading
 from collections.abc import Callable
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -11,6 +16,8 @@ from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import Variable
+from gpuopt.interrupts import interrupts_put_off
+from gpuopt.variables import unfinished
 
 
 class Hooked(gpuopt.MomentumOptimizer):
@@ -75,6 +82,7 @@ def test_no_interrupt_is_lost(make: Callable[[], Callable[[], Any]], inside: str
         call()
     for moment in range(1, 10_000):
         interrupts = InterruptAt(moment, inside=[inside])
+        unfinished.begun.clear()
         try:
             with interrupts:
                 call()
@@ -82,4 +90,45 @@ def test_no_interrupt_is_lost(make: Callable[[], Callable[[], Any]], inside: str
             continue
         assert interrupts.left > 0, "the interrupt was lost"
         break
-    assert moment > 10
+    assert moment > 8
+
+
+@pytest.mark.parametrize("waits_for_begin", [False, True])
+def test_another_signals_exception_leaves_no_handler(waits_for_begin: bool) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    context = interrupts_put_off(waits_for_begin=waits_for_begin)
+    for moment in itertools.count(1):
+        interrupts = InterruptAt(moment, inside=["interrupts.py", "signal.py"])
+        try:
+            with interrupts, context:
+                context.begin()
+        except Interrupt as error:
+            *_, (frame, line), _ = walk_tb(error.__traceback__)
+            # Nothing can be done before the first line of its end.
+            is_at_end = frame.f_code.co_name == "__exit__"
+            if is_at_end and line == frame.f_code.co_firstlineno:
+                signal.signal(signal.SIGINT, before)
+        assert signal.getsignal(signal.SIGINT) is before, moment
+        if interrupts.left > 0:
+            break
+    assert moment > 8
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_that_another_thread_forks_meanwhile_is_interrupted() -> None:
+    codes: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if signal.getsignal(signal.SIGINT) is before else 1)
+        codes.append(os.waitpid(child, 0)[1])
+
+    with interrupts_put_off():
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert codes == [0]

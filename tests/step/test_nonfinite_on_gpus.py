@@ -15,7 +15,7 @@ from typing import Any
 import driver
 import numpy as np
 import pytest
-from gpu_streams import new_stream, require_two_gpus
+from gpu_streams import new_stream
 from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
@@ -23,6 +23,7 @@ from gpuopt import ExponentialMovingAverage, IndexedSlices, ParameterGroup, Vari
 from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
 from gpuopt.step.rule_updates import RuleUpdates
+from gpuopt.variables import unfinished
 
 pytestmark = pytest.mark.gpu
 
@@ -454,8 +455,8 @@ def test_a_workers_step_raises_its_own_error(every_schedule: str) -> None:
     assert int(model.step) == 3
 
 
+@pytest.mark.gpus(2)
 def test_variables_of_several_gpus_are_refused_alike(every_schedule: str) -> None:
-    require_two_gpus()
     first, second = (
         Variable(np.zeros(5, np.float32), name=f"w{at}", device=f"gpu:{at}") for at in (0, 1)
     )
@@ -535,6 +536,7 @@ def test_a_refused_step_that_ctrl_c_ends_changes_nothing() -> None:
     model = Model("plain", on_nonfinite="raise")
     model.make_step(gradients(rng), None)
     for moment in itertools.count(1):
+        model.optimizer.accept_unfinished_step()
         model.make_step(gradients(rng), None)
         model.optimizer.check()
         before = model.numbers()
@@ -545,7 +547,8 @@ def test_a_refused_step_that_ctrl_c_ends_changes_nothing() -> None:
             model.optimizer.check()
         with suppress(FloatingPointError):
             model.optimizer.check()
-        assert_same(model.numbers(), before)
+        if not unfinished.unfinished_steps():  # else it is not known what a GPU has written
+            assert_same(model.numbers(), before)
         if interrupts.left > 0:
             break
     assert moment > 20

@@ -165,3 +165,82 @@ def test_a_pair_without_its_list_is_refused_before_its_rows_are_taken_for_a_pair
         clip_gradients_by_global_norm(as_pair((gradient, variable)))
     assert not variable.numpy().any()
     assert (gradient == 1).all()
+
+
+class OwnError(ValueError):
+    """An error that cannot be made of a message alone, as those of some libraries."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+
+
+class Eager:
+    """Its `__iter__` computes all elements at once, and fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __iter__(self) -> Any:
+        raise self.error
+
+
+def failing_generator(error: Exception) -> Any:
+    yield from ()
+    raise error
+
+
+CALLS_THAT_ITERATE = {
+    "apply_gradients": lambda given: GradientDescentOptimizer(1.0).apply_gradients(given),
+    "a pair": lambda given: GradientDescentOptimizer(1.0).apply_gradients([given]),
+    "clipped pairs": lambda given: clip_gradients_by_global_norm(given, 1.0),
+    "accumulated": lambda given: GradientAccumulationOptimizer(
+        GradientDescentOptimizer(1.0), 2
+    ).apply_gradients(given),
+    "scaled": lambda given: LossScaleOptimizer(
+        GradientDescentOptimizer(1.0), FixedLossScaleManager(2.0)
+    ).apply_gradients(given),
+    "Saver": lambda given: gpuopt.Saver(given),
+    "averages": lambda given: gpuopt.ExponentialMovingAverage(0.5).apply(given),
+    "a group": lambda given: gpuopt.ParameterGroup(variables=given, learning_rate=1.0),
+    "decay_var_list": lambda given: gpuopt.AdamWOptimizer(0.1).minimize(
+        lambda: 0.0, decay_var_list=given
+    ),
+    "dimensions": lambda given: gpuopt.VariableClippingOptimizer(
+        GradientDescentOptimizer(1.0), {Variable(np.ones(3), name="w"): given}, 1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_THAT_ITERATE.values(), ids=CALLS_THAT_ITERATE)
+@pytest.mark.parametrize("make", [Eager, failing_generator])
+@pytest.mark.parametrize("kind", [TypeError, OwnError])
+def test_an_error_of_the_users_own_iterable_stays_what_it_is(
+    call: Any, make: Any, kind: type[Exception]
+) -> None:
+    error = kind(1, "the user's own")
+    with pytest.raises(type(error)) as raised:
+        call(make(error))
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("call", CALLS_THAT_ITERATE.values(), ids=CALLS_THAT_ITERATE)
+@pytest.mark.parametrize("given", [5, np.array(5.0)])
+def test_what_has_no_elements_is_refused_by_name(call: Any, given: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"must be a|expected a|decay_var_list"):
+        call(given)
+
+
+class Listed(list[Any]):
+    """A variable whose own code fails."""
+
+    @property
+    def __dlpack_device__(self) -> Any:
+        raise OwnError(1, "the user's own")
+
+
+def test_an_error_of_a_variables_own_code_names_its_position() -> None:
+    with pytest.raises(ValueError, match=r"grads_and_vars\[0\].*the user's own") as raised:
+        GradientDescentOptimizer(1.0).apply_gradients([(1.0, Listed())])
+    assert isinstance(raised.value.__cause__, OwnError)
+    with pytest.raises(ValueError, match=r"global_step.*the user's own"):
+        GradientDescentOptimizer(1.0).apply_gradients([(1.0, Variable(0.0))], Listed())

@@ -90,7 +90,7 @@ def test_all_rows_count_where_a_sparse_gradient_updates_all() -> None:
     ("dtype", "arguments", "num_bytes"),
     [
         (np.float32, {}, 28 + 8),
-        (ml_dtypes.bfloat16, {}, 14 + 4),
+        (ml_dtypes.bfloat16, {}, 14 + 8),
         (ml_dtypes.bfloat16, {"masters": "float32"}, 28 + 8),
     ],
 )

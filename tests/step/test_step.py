@@ -50,6 +50,24 @@ def test_a_learning_rate_may_step_the_same_optimizer(inner_steps: int) -> None:
     assert w.numpy().tolist() == [-10 * 3 * inner_steps] * 3
 
 
+@pytest.mark.parametrize("module", [__name__, None])
+def test_a_users_prepare_may_step_another_optimizer(module: Any) -> None:
+    v, w = zeros(3), zeros(3, name="w")
+    other = gpuopt.GradientDescentOptimizer(1.0)
+
+    class Own(gpuopt.AdamOptimizer):
+        def _prepare(self) -> None:
+            super()._prepare()
+            other.apply_gradients([(np.ones(3, np.float32), w)])
+
+    prepare: Any = Own._prepare
+    prepare.__module__ = module
+    for _ in range(2):
+        Own(1.0).apply_gradients([(np.ones(3, np.float32), v)])
+    assert w.numpy().tolist() == [-2] * 3
+    np.testing.assert_allclose(v.numpy(), -2, rtol=1e-5)
+
+
 def test_a_learning_rate_that_reshapes_the_gradient_is_noticed_before_anything_is_written() -> None:
     v, gradient = zeros(6), np.ones(6, np.float32)
     reshaping = False
@@ -390,7 +408,7 @@ def test_a_known_raw_array_changed_in_place_is_another_variable() -> None:
 # Errors in the middle
 
 
-def test_an_error_in_the_middle_says_what_was_written_and_leaves_the_optimizer_usable() -> None:
+def test_an_error_in_the_middle_says_what_was_written_and_can_be_accepted() -> None:
     class Failing(gpuopt.GradientDescentOptimizer):
         fails = True
 
@@ -410,8 +428,12 @@ def test_an_error_in_the_middle_says_what_was_written_and_leaves_the_optimizer_u
     assert '"step" was not counted up' in note
     assert int(step) == 0
     Failing.fails = False
+    with pytest.raises(RuntimeError, match='"a" cannot be updated: a step of "Gradient'):
+        optimizer.apply_gradients(pairs, step)
+    optimizer.accept_unfinished_step()
+    assert (a.numpy()[0], b.numpy()[0], int(step)) == (-1, 0, 1)
     optimizer.apply_gradients(pairs, step)
-    assert (a.numpy()[0], b.numpy()[0], int(step)) == (-2, -1, 1)
+    assert (a.numpy()[0], b.numpy()[0], int(step)) == (-2, -1, 2)
 
 
 def test_an_error_before_anything_is_written_has_no_such_note() -> None:

@@ -65,15 +65,15 @@ def steady_path(gradient: Any, variable: Variable) -> StepPath:
 
 def test_a_steady_dense_step_takes_a_short_path() -> None:
     path = steady_path(np.ones(64, np.float32), Variable(np.ones(64, np.float32)))
-    assert 10 < path.calls <= 51
-    assert path.modules <= 17
-    assert path.moves <= 40
+    assert 10 < path.calls <= 55
+    assert path.modules <= 19
+    assert path.moves <= 42
 
 
 def test_a_steady_sparse_step_takes_a_short_path() -> None:
     rows = IndexedSlices(np.ones((3, 8), np.float32), np.array([1, 2, 1]))
     path = steady_path(rows, Variable(np.ones((1000, 8), np.float32)))
-    assert 10 < path.calls <= 110
+    assert 10 < path.calls <= 124
 
 
 @pytest.mark.parametrize("extra", [1, 10])
@@ -82,4 +82,4 @@ def test_the_path_is_as_long_for_many_variables_as_for_one(extra: int) -> None:
     pairs = [(np.ones(64, np.float32), Variable(np.ones(64, np.float32))) for _ in range(1 + extra)]
     for _ in range(6):
         optimizer.apply_gradients(pairs)
-    assert path_of(lambda: optimizer.apply_gradients(pairs)).calls <= 51
+    assert path_of(lambda: optimizer.apply_gradients(pairs)).calls <= 55

@@ -51,7 +51,8 @@ GROUPS: dict[str, Callable[[int, float], RankGroup]] = {
     "naive": NaiveGroup,
     "nccl": gpu_ranks,
 }
-MARKS = {"nccl": pytest.mark.gpu}
+# Of a group whose size a test chooses.
+MOST_RANKS = 3
 
 # Of several ranks.
 NAMES_OF_KINDS = ["mpi"] if JOB_SIZE else ["threads", "naive", "nccl"]
@@ -62,13 +63,16 @@ KINDS_AND_NUMBERS = [
 ]
 
 
-def with_marks(*parameters: Any) -> Any:
-    """Returns a test's parameters, of which the first is a kind."""
-    return pytest.param(*parameters, marks=MARKS.get(parameters[0], ()))
+def with_marks(kind: str, *parameters: Any, ranks: int) -> Any:
+    """Returns a test's parameters, of which the first is a kind, for groups of up to `ranks`."""
+    marks: list[pytest.MarkDecorator] = []
+    if kind == "nccl":
+        marks = [pytest.mark.gpu, *([pytest.mark.gpus(ranks)] if ranks > 1 else [])]
+    return pytest.param(kind, *parameters, marks=marks)
 
 
-KINDS = [with_marks(kind) for kind in NAMES_OF_KINDS]
-KINDS_AND_SIZES = [with_marks(kind, size) for kind, size in KINDS_AND_NUMBERS]
+KINDS = [with_marks(kind, ranks=MOST_RANKS) for kind in NAMES_OF_KINDS]
+KINDS_AND_SIZES = [with_marks(kind, size, ranks=size) for kind, size in KINDS_AND_NUMBERS]
 
 
 def same_sums(kind: str, size: int, results: list[Any], expected: Any) -> bool:

@@ -234,9 +234,9 @@ def kernels_with_averages_of_several_types() -> list[Kernel]:
         Mixed("bfloat16", "float32", "bfloat16", SPLIT),
         Mixed("bfloat16", "bfloat16", "bfloat16", SPLIT),
     ]
-    alone: list[Storage] = [*DTYPES]
-    alone += [Mixed("float32", "float32", value) for value in ("float16", "bfloat16")]
-    alone += [Mixed(average, average, "float32") for average in ("float16", "bfloat16")]
+    halves = "float16", "bfloat16"
+    alone: list[Storage] = ["float32", "float64"]
+    alone += [Mixed("float32", "float32", value) for value in halves]
     return [
         *(
             kernel
@@ -258,10 +258,14 @@ def kernels_with_averages_of_several_types() -> list[Kernel]:
             kernels.coded_update(scaled(adam), slot_codes(adam.base, "root").codings, storage)
             for storage in CODED_STORAGES
         ),
+        *(
+            kernels.dense_update(averaged(by_name["gradient_descent"]), Mixed(var, "float32", var))
+            for var in halves
+        ),
         *(kernels.dense_update(moving_average, storage) for storage in alone),
         *(
             kernels.dense_update(scaled(moving_average), storage, has_groups=True)
-            for storage in DTYPES
+            for storage in alone
         ),
     ]
 
@@ -336,11 +340,7 @@ def kernels_of_accumulation() -> list[Kernel]:
 def kernels_without_rule() -> list[Kernel]:
     return [
         *(kernels.check_rows(), kernels.gather_rows(), kernels.copy_rows()),
-        *(
-            make(real)
-            for make in (kernels.evaluate_schedule, kernels.add_squares)
-            for real in ("float32", "float64")
-        ),
+        *(kernels.add_squares(real) for real in ("float32", "float64")),
         *(
             make(dtype)
             for make in (kernels.sum_squares, kernels.scale_to_norm, kernels.measure)

@@ -61,7 +61,7 @@ NOT_ELEMENTWISE = {
 def optimizer_classes() -> dict[str, type[RuleOptimizer]]:
     return {
         name: value
-        for name, value in vars(gpuopt).items()
+        for name, value in vars(gpuopt.optimizers).items()
         if inspect.isclass(value) and issubclass(value, RuleOptimizer)
         if name not in NOT_ELEMENTWISE
     }

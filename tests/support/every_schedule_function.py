@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from inspect import isfunction, signature
 from typing import Any
+
+from gpuopt.rules import schedule_formulas
+
+# What schedules compute: each takes a step first.
+FORMULAS = {
+    each
+    for name, each in vars(schedule_formulas).items()
+    if isfunction(each)
+    and not name.startswith("_")
+    and next(iter(signature(each).parameters)) == "step"
+}
 
 # (function, arguments without the global step and the learning rate)
 DECAYS: list[tuple[str, dict[str, Any]]] = [

@@ -1,4 +1,4 @@
-"""An nvidia-smi that answers from files, for GPUs that are not there."""
+"""An nvidia-smi that answers from files, for GPUs of the stub driver."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 import gpuopt
-from gpuopt import backends, locks
+from gpuopt import backends, environment, locks
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.checkpoint import checkpoint_writer
@@ -359,6 +359,7 @@ def in_a_compile(model: Model) -> None:
     os.environ["CXX"] = str(compiler)
     os.environ["GPUOPT_CACHE_DIR"] = str(model.folder / "cache")
     os.environ["GPUOPT_COMPILED"] = "1"
+    environment.forget()
     errors: list[BaseException] = []
     v = gpuopt.Variable(np.zeros(LARGE, np.float32), name="v")
 
@@ -371,6 +372,7 @@ def in_a_compile(model: Model) -> None:
 
     def child() -> None:
         os.environ["GPUOPT_COMPILED"] = "0"
+        environment.forget()
         model.everything()
 
     forking = threading.Event()

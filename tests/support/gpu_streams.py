@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 _streams: list[Any] = []
 
@@ -42,10 +41,3 @@ def wait_for_gpus() -> None:
 
     for device in range(cupy.cuda.runtime.getDeviceCount()):
         cupy.cuda.Device(device).synchronize()
-
-
-def require_two_gpus() -> None:
-    import cupy
-
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("there is one GPU")

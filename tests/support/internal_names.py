@@ -9,21 +9,26 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# By the name of the class that has them first; subclasses have them, too.
+from gpuopt.listed import unlisted_names
+
+# What users may use of optimizers, but few do: `dir` does not list it.
+SELDOM = frozenset(
+    [
+        "GATE_GRAPH",
+        "GATE_NONE",
+        "GATE_OP",
+        "accept_unfinished_step",
+        "catch_up",
+        "rule",
+        "rule_of_other_rows",
+    ]
+)
+# By the name of the class that has them first; subclasses have them, too. Of optimizers and
+# variables, what `dir` does not list is internal.
 _MEMBERS = """
-Optimizer: forget_plans masters open_report owner_of_state rounding row_checks slot_codes
-  slot_dtype state this_thread
-OptimizerWrapper: is_for_workers
-LossScaleOptimizer: leaves_out_call
-RuleOptimizer: derived_hyperparameters finish_is_undoable hyperparameter_of instead_of_all_rows
-AdamOptimizer: betas
-StepCountingOptimizer: counters
-Variable: assign_rows belongs_to bring_up count_down follow_updates identity is_beside
-  is_beside_another is_orphan is_raw_array memory new_rows note_reading owns_memory serial
-  unread_storage unread_value
 IndexedSlices: check replace
 ParameterGroup: has is_empty lost with_changes
-ExponentialMovingAverage: averages_of_variables decay_now follows forget keep_in_float32 move
+ExponentialMovingAverage: averages_of_variables decay_now follows forget move
   start version
 Schedule: arguments constants formula then
 UpdateRule: assertions computed eight_bit gradient headers include include_folders is_rounded own
@@ -47,6 +52,7 @@ INTERNAL = {
 
 def internal_members(cls: Any) -> frozenset[str]:
     """Returns the internal members of a class, its bases' among them; a function has none."""
-    return frozenset().union(
-        *(INTERNAL.get(base.__name__, frozenset()) for base in getattr(cls, "__mro__", ()))
-    )
+    if not isinstance(cls, type):
+        return frozenset()
+    named = (INTERNAL.get(base.__name__, frozenset()) for base in cls.__mro__)
+    return frozenset().union(unlisted_names(cls) - SELDOM, *named)

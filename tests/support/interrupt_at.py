@@ -28,8 +28,9 @@ class InterruptAt:
         self._left_out = left_out and left_out.__file__
         self._inside = inside
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> InterruptAt:
         sys.setprofile(self)
+        return self
 
     def __exit__(self, *error: Any) -> None:
         sys.setprofile(None)

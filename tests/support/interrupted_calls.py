@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ RATE, MOMENTUM = 0.5, 0.5
 # Nothing here takes so long.
 DEADLINE_S = 30
 CHECKED_EVERY = 20
+# How long a call takes is found by one that is not interrupted.
+MEASURED_EVERY = 10
 
 
 class Interrupt(BaseException):
@@ -44,6 +47,7 @@ class Interrupts:
         self._random = random.Random(seed)
         self._is_wanted = False
         self._longest_s: dict[str, float] = {}
+        self._num_calls = Counter[str]()
         # As an interactive Python keeps it, with all that its frames refer to.
         self.last: Interrupt | None = None
         signal.signal(signal.SIGALRM, self._handle)
@@ -55,25 +59,27 @@ class Interrupts:
 
     def interrupted(self, name: str, call: Callable[[], Any]) -> bool:
         """Makes a call, and says whether it was interrupted, at a moment of equal chances."""
-        longest = self._longest_s.get(name, 0.001)
-        began = time.perf_counter()
+        number = self._num_calls[name]
+        self._num_calls[name] += 1
+        if number % MEASURED_EVERY == 0:
+            began = time.perf_counter()
+            call()
+            self._longest_s[name] = time.perf_counter() - began
+            return False
         try:
             try:
                 self._is_wanted = True
-                delay = self._random.uniform(1e-6, 1.1 * longest)
+                delay = self._random.uniform(1e-6, 1.1 * self._longest_s[name])
                 signal.setitimer(signal.ITIMER_REAL, delay)
                 call()
             finally:
                 self._is_wanted = False
         except Interrupt as interrupt:
             self.last = interrupt
-            # Interrupts never come before a call that got shorter; so the estimate falls.
-            self._longest_s[name] = 0.999 * longest
             return True
         finally:
             self._is_wanted = False
             signal.setitimer(signal.ITIMER_REAL, 0)
-        self._longest_s[name] = 0.9 * longest + 0.1 * (time.perf_counter() - began)
         return False
 
 
@@ -178,6 +184,11 @@ class Trial:
 
     def save_async(self) -> str:
         return self.saver.save_async(self.folder / "m", self.step).result()
+
+    def settle(self) -> None:
+        """Counts steps that were not finished."""
+        for optimizer in (self.optimizer, self.adam, self.wrapped):
+            optimizer.accept_unfinished_step()
 
     def check(self) -> None:
         """Gives everything new values, does everything once, and compares with numpy's values."""
@@ -284,6 +295,7 @@ def run(folder: Path, number: int, seed: int) -> None:
         name = choices.choice(left)
         faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
         counts[name] += interrupts.interrupted(name, trial.calls[name])
+        trial.settle()
         faulthandler.cancel_dump_traceback_later()
         if sum(counts.values()) % CHECKED_EVERY == 0:
             trial.check_everywhere()

@@ -43,7 +43,7 @@ class Mutant(NamedTuple):
         sanitizer: "address" or "thread", if wrong values alone may not show the defect.
         explained: Why no test can notice the defect, if none can.
         tests: The files that should notice it.
-        driver: Whether these tests run on GPUs that are not there.
+        driver: Whether these tests run on the stub driver.
     """
 
     what: str

@@ -259,4 +259,5 @@ def run_ranks(
             for end in (communicator, communicator.local):
                 end.end_run(kind, text)
 
-    return run_threads([partial(run_rank, each) for each in communicators], timeout_s)
+    functions = [partial(run_rank, each) for each in communicators]
+    return run_threads(functions, lambda: None, timeout_s)

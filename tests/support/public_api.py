@@ -18,7 +18,14 @@ from internal_names import internal_members
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ".venv/bin/python tests/support/public_api.py"
 PAGE = ROOT / "tests" / "project" / "public_api.txt"
-MODULES = ("gpuopt", "gpuopt.distributed", "gpuopt.interop", "gpuopt.optimizers.base")
+MODULES = (
+    "gpuopt",
+    "gpuopt.contrib",
+    "gpuopt.distributed",
+    "gpuopt.errors",
+    "gpuopt.interop",
+    "gpuopt.optimizers.base",
+)
 # What TensorFlow 1's subclasses override and call.
 HOOKS = frozenset(
     [

@@ -1,4 +1,4 @@
-"""Writes the list of optimizers in README.md, docs/optimizers.md and docs/reference, from exports.
+"""Writes the pages of optimizers, their list in README.md, and docs/reference, from exports.
 
 .venv/bin/python tests/support/tables.py
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import reference_pages
 from optimizer_page import exports
-from optimizer_page.page import page
+from optimizer_page.page import page, page_of
 
 from gpuopt.optimizers.base import RuleOptimizer
 
@@ -27,14 +27,19 @@ def pages() -> dict[Path, str]:
     """Returns each file that follows from the exports, and the text that it should have."""
     names = ", ".join(map(in_short, exports.optimizers()))
     guide = "[which one?](docs/optimizers.md#choosing-one)"
-    row = f"| [Optimizers](docs/optimizers.md) | {names}: {guide} |"
+    names = f"{names}; in brackets, options for variants."
+    row = f"| [Optimizers](docs/optimizers.md) | {names} {guide} |"
     text, rows = re.subn(r"^\| \[?Optimizers\b.*$", row, README.read_text(), flags=re.MULTILINE)
     assert rows == 1, "README.md has no row that begins with | Optimizers"
     reference = {
         REFERENCE / f"{name}.md": reference_pages.text_of(each, COMMAND)
         for name, each in reference_pages.PAGES.items()
     }
-    return {README: text, PAGE: page(COMMAND), **reference}
+    one_by_one = {
+        PAGE.with_suffix("") / f"{exports.short_name(each)}.md": page_of(each, COMMAND)
+        for each in exports.optimizers()
+    }
+    return {README: text, PAGE: page(COMMAND), **one_by_one, **reference}
 
 
 def in_short(optimizer: type[RuleOptimizer]) -> str:

@@ -19,11 +19,11 @@ GPU = Device.parse("gpu:0")
 
 
 def moved(average: Any, value: Any, decay: float) -> Any:
-    """One move, in the type that averages are computed in, and rounded once."""
+    """One move, in the type that averages have."""
     real = np.float64 if average.dtype == np.float64 else np.float32
     weight = real(np.float32(1) - np.float32(decay))
     wide, new = average.astype(real), np.asarray(value).astype(real)
-    return (wide - (wide - new) * weight).astype(average.dtype)
+    return np.asarray(wide - (wide - new) * weight, real)
 
 
 def test_averages_of_all_types_and_forms_are_moved_at_once() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import weakref
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +16,7 @@ from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import ExponentialMovingAverage, Variable
+from gpuopt.training.average_updates import AverageUpdates
 
 
 def test_average_is_the_geometric_series() -> None:
@@ -153,14 +156,75 @@ def test_average_may_overflow_without_a_warning() -> None:
     assert average.average(w).numpy().tolist() == [-np.inf]
 
 
-def test_an_average_of_16_bits_is_rounded_once() -> None:
+def test_an_average_of_16_bits_is_not_rounded_to_16_bits() -> None:
     """So differences that 16 bits cannot hold, or would round, do no harm."""
     w = Variable(np.float16([6e4, 1.0]))
     average = ExponentialMovingAverage(0.5)
     average.apply([w])
     w.assign(np.float16([-6e4, 1 - 2.0**-11]))
     average.apply([w])
-    assert average.average(w).numpy().tolist() == [0, 1]
+    assert average.average(w).numpy().tolist() == [0, 1 - 2.0**-12]
+
+
+HALVES = pytest.mark.parametrize(
+    "dtype", [np.float16, ml_dtypes.bfloat16], ids=lambda t: t.__name__
+)
+
+
+@HALVES
+@pytest.mark.parametrize("kind", ["apply", "wrapper", "function", "zero_debias"])
+def test_an_average_of_16_bits_goes_where_the_textbook_says(dtype: Any, kind: str) -> None:
+    """In 16 bits it would stand still: a move is a 10,000th of what is left, or less."""
+    decay, num_steps = 0.9999, 4000
+    w = Variable(np.full(3, 1, dtype), name="w")
+    average = ExponentialMovingAverage(decay, zero_debias=kind == "zero_debias")
+    source: Any = w
+
+    def value() -> Any:
+        return w.value()
+
+    move = lambda: average.apply([source])  # noqa: E731
+    if kind in ("function", "zero_debias"):
+        source = value
+    elif kind == "wrapper":
+        optimizer = gpuopt.MovingAverageOptimizer(gpuopt.GradientDescentOptimizer(0.0), decay)
+        average = optimizer.averages
+        zero = np.zeros(3, dtype)
+        move = lambda: optimizer.apply_gradients([(zero, w)])  # noqa: E731
+    average.track([source])
+    w.assign(np.full(3, 2, dtype))
+    expected = 0.0 if source is value else 1.0
+    for _ in range(num_steps):
+        move()
+        expected = decay * expected + (1 - decay) * 2
+    if kind == "zero_debias":
+        expected /= 1 - decay**num_steps
+    found = average.average(source)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.numpy(), expected, rtol=2e-3)
+
+
+@HALVES
+@pytest.mark.parametrize("zero_debias", [False, True])
+def test_averages_that_were_saved_in_16_bits_are_restored(
+    dtype: Any, zero_debias: bool, tmp_path: Path
+) -> None:
+    """As earlier versions kept them, those of functions, too."""
+    w = Variable(np.full(3, 1, dtype), name="w")
+
+    def loss() -> Any:
+        return w.value()
+
+    average = ExponentialMovingAverage(0.5, zero_debias=zero_debias)
+    average.track([w, loss])
+    saved = [average.average(w), average.average(loss)]
+    saved += [each for each in gpuopt.global_variables() if each.name.endswith("/biased")]
+    earlier = {each.name: Variable(np.full(3, i + 0.5, dtype)) for i, each in enumerate(saved)}
+    path = gpuopt.Saver(earlier, optimizers=[]).save(tmp_path / "model")
+    gpuopt.Saver(saved, optimizers=[]).restore(path)
+    assert len(saved) == 2 + zero_debias
+    for i, each in enumerate(saved):
+        assert each.numpy().tolist() == [i + 0.5] * 3
 
 
 def test_raw_array_is_averaged_while_its_memory_lives() -> None:
@@ -212,3 +276,42 @@ def test_an_exception_at_any_moment_leaves_numpys_warnings_as_they_were() -> Non
             if interrupt.left > 0:
                 break
     assert moment > 20
+
+
+def test_ctrl_c_waits_until_all_averages_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    w, double = Variable(np.ones(3, np.float32)), Variable(np.ones(2))
+    expected, averages = (ExponentialMovingAverage(0.5, zero_debias=True) for _ in range(2))
+    move = AverageUpdates.move
+
+    def function() -> Any:
+        return 2 * w.numpy()
+
+    def move_and_interrupt(*arguments: Any) -> None:
+        move(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    for value in (1.0, 5.0):
+        w.assign(np.full(3, value))
+        double.assign(np.full(2, value))
+        expected.apply([w, double, function])
+        with monkeypatch.context() as patch:
+            patch.setattr(AverageUpdates, "move", move_and_interrupt)
+            patch.setattr(signal, "raise_signal", raise_once(signal.raise_signal))
+            with pytest.raises(KeyboardInterrupt):
+                averages.apply([w, double, function])
+    for each in (w, double, function):
+        one, other = expected.average(each), averages.average(each)
+        assert one is not None
+        assert other is not None
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def raise_once(raise_signal: Any) -> Any:
+    raised: list[int] = []
+
+    def raise_if_first(number: int) -> None:
+        if not raised:
+            raised.append(number)
+            raise_signal(number)
+
+    return raise_if_first

@@ -15,6 +15,9 @@ import gpuopt
 from gpuopt import Variable
 from gpuopt.variables import identity, names
 
+# New arrays, step after step, are what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:in three steps in a row, all arrays were new")
+
 
 def momentum() -> gpuopt.MomentumOptimizer:
     return gpuopt.MomentumOptimizer(0.1, 0.9)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupt_at import HandleAt
+from interrupt_at import HandleAt, Interrupt, InterruptAt
 from naive_loss_scale import HostRule
 
 import gpuopt
@@ -674,3 +674,19 @@ def test_a_saver_of_some_optimizers_has_their_scales(around: bool, tmp_path: Pat
     scaling.apply_gradients([(np.full(2, np.nan, np.float32), w)])
     saver.restore(path)
     assert (scaling.loss_scale, scaling.num_skipped) == before == (2048.0, 1)
+
+
+def test_an_interrupted_change_of_the_scale_is_made_or_not() -> None:
+    moment = 0
+    while True:
+        moment += 1
+        manager = gpuopt.DynamicLossScale(4.0, 2)
+        manager.update_loss_scale(True)
+        before = [float(each.numpy()) for each in manager.variables.values()]
+        with suppress(Interrupt), InterruptAt(moment, inside=["gpuopt/"]) as interrupt:
+            manager.update_loss_scale(True)
+        after = [float(each.numpy()) for each in manager.variables.values()]
+        assert after in (before, [8.0, 0.0, 0.0])
+        if interrupt.left > 0:
+            break
+    assert moment > 20

@@ -10,7 +10,7 @@ from typing import Any
 import driver
 import numpy as np
 import pytest
-from gpu_streams import new_stream, require_two_gpus
+from gpu_streams import new_stream
 
 import gpuopt
 from gpuopt import IndexedSlices, LossScaleOptimizer, ParameterGroup, Variable, backends
@@ -19,6 +19,9 @@ from gpuopt.device import Device
 from gpuopt.distributed import PerReplica
 
 pytestmark = pytest.mark.gpu
+several_gpus = pytest.mark.parametrize(
+    "num_gpus", [pytest.param(number, marks=pytest.mark.gpus(number)) for number in (2, 3)]
+)
 
 
 class OwnManager(gpuopt.ExponentialUpdateLossScaleManager):
@@ -122,9 +125,9 @@ def name_in(described: str | None) -> str | None:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.one_in(2)
+@pytest.mark.gpus(2)
 def test_a_gpu_decides_as_the_host_does_to_the_bit(name: str, seed: int) -> None:
     cupy: Any = pytest.importorskip("cupy")
-    require_two_gpus()
     num_gpus = min(2 + seed, cupy.cuda.runtime.getDeviceCount())
     streams = [[new_stream(gpu) for _ in range(2)] for gpu in range(num_gpus)]
     rng = np.random.default_rng([len(name), seed])
@@ -183,7 +186,7 @@ def check_joined(before: Mapping[str, int], after: Mapping[str, int], num_gpus: 
 
 
 @pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
-@pytest.mark.parametrize("num_gpus", [2, 3])
+@several_gpus
 def test_two_launches_on_each_gpu_and_one_more_join_and_nobody_waits(
     num_gpus: int, waits: list[str]
 ) -> None:
@@ -215,7 +218,7 @@ def test_two_launches_on_each_gpu_and_one_more_join_and_nobody_waits(
 
 
 @pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
-@pytest.mark.parametrize("num_gpus", [2, 3])
+@several_gpus
 def test_gradients_of_several_gpus_are_clipped_by_as_many_launches(
     num_gpus: int, waits: list[str]
 ) -> None:
@@ -240,7 +243,7 @@ def test_gradients_of_several_gpus_are_clipped_by_as_many_launches(
 
 @pytest.mark.skipif(not driver.is_here(), reason="launches are counted on the driver")
 @pytest.mark.parametrize("is_scaled", [False, True])
-@pytest.mark.parametrize("num_gpus", [2, 3])
+@several_gpus
 def test_gpus_with_copies_of_all_variables_join_no_sums(
     num_gpus: int, is_scaled: bool, every_schedule: str
 ) -> None:
@@ -292,11 +295,11 @@ def test_gpus_with_copies_of_all_variables_join_no_sums(
 
 
 @pytest.mark.parametrize("kind", ["scaled", "skip"])
+@pytest.mark.gpus(2)
 def test_gpus_with_copies_leave_out_alike_what_follows_rows_that_one_has_refused(
     kind: str, every_schedule: str
 ) -> None:
     xp: Any = pytest.importorskip("cupy")
-    require_two_gpus()
     step = Variable(0, name="step")
     optimizer: Any = gpuopt.AdamOptimizer(
         0.1, on_nonfinite="skip" if kind == "skip" else "propagate"
@@ -330,9 +333,9 @@ def test_gpus_with_copies_leave_out_alike_what_follows_rows_that_one_has_refused
         assert (int(step), optimizer.loss_scale) == (2, 16)
 
 
+@pytest.mark.gpus(2)
 def test_a_step_inside_one_of_copies_has_sums_of_its_own(every_schedule: str) -> None:
     xp: Any = pytest.importorskip("cupy")
-    require_two_gpus()
     strategy = gpuopt.MirroredStrategy(["gpu:0", "gpu:1"])
     w = strategy.variable(np.zeros(4, np.float32), name="w")
     a, b = (Variable(np.zeros(1, np.float32), device=f"gpu:{gpu}") for gpu in range(2))
@@ -352,9 +355,9 @@ def test_a_step_inside_one_of_copies_has_sums_of_its_own(every_schedule: str) ->
         np.testing.assert_array_equal(copy.numpy(), np.float32([-0.5] * 4))
 
 
+@pytest.mark.gpus(2)
 def test_the_first_copy_is_named_whichever_gpu_decides(every_schedule: str) -> None:
     xp: Any = pytest.importorskip("cupy")
-    require_two_gpus()
     optimizer = LossScaleOptimizer(gpuopt.AdamOptimizer(0.1), gpuopt.DynamicLossScale(8.0, 2))
     strategy = gpuopt.MirroredStrategy(["gpu:1", "gpu:0"])
     variables = [strategy.variable(np.zeros(4, np.float32), name=name) for name in "vw"]
@@ -369,9 +372,9 @@ def test_the_first_copy_is_named_whichever_gpu_decides(every_schedule: str) -> N
     assert optimizer.last_nonfinite == 'gradient for "w" is not finite'
 
 
+@pytest.mark.gpus(2)
 def test_copies_that_lars_updates_stay_alike(every_schedule: str) -> None:
     xp: Any = pytest.importorskip("cupy")
-    require_two_gpus()
     strategy = gpuopt.MirroredStrategy(["gpu:0", "gpu:1"])
     w = strategy.variable(np.linspace(1, 2, 700, dtype=np.float32), name="w")
     alone = Variable(np.linspace(1, 2, 700, dtype=np.float32))
@@ -386,9 +389,9 @@ def test_copies_that_lars_updates_stay_alike(every_schedule: str) -> None:
     np.testing.assert_allclose(first, alone.numpy(), 1e-5)
 
 
+@pytest.mark.gpus(2)
 def test_rows_that_one_gpu_refuses_leave_all_as_they_were(every_schedule: str) -> None:
     xp: Any = pytest.importorskip("cupy")
-    require_two_gpus()
     step = Variable(0, name="step")
     w = Variable(np.ones(4, np.float32), name="w", device="gpu:0")
     table = Variable(np.ones((6, 4), np.float32), name="table", device="gpu:1")
@@ -414,11 +417,11 @@ def test_rows_that_one_gpu_refuses_leave_all_as_they_were(every_schedule: str) -
     assert optimizer.last_nonfinite is None
 
 
+@pytest.mark.gpus(2)
 def test_a_gpu_goes_on_deciding_about_steps_of_others_alone(
     every_schedule: str, waits: list[str]
 ) -> None:
     xp: Any = pytest.importorskip("cupy")
-    require_two_gpus()
     first, second = (
         Variable(np.zeros(5, np.float32), name=f"w{gpu}", device=f"gpu:{gpu}") for gpu in (0, 1)
     )
@@ -533,11 +536,11 @@ def in_towers(xp: Any, num_gpus: int, scaling: Any, step: Variable) -> Any:
 
 
 @pytest.mark.parametrize("make", [replicated, in_towers])
+@pytest.mark.gpus(2)
 def test_replicas_and_towers_decide_alike_and_the_host_waits_for_nothing(
     make: Any, waits: list[str]
 ) -> None:
     xp: Any = pytest.importorskip("cupy")
-    require_two_gpus()
     scaling = LossScaleOptimizer(
         gpuopt.MomentumOptimizer(1.0, 0.0), gpuopt.DynamicLossScale(64.0, 100)
     )

@@ -280,7 +280,7 @@ def test_a_save_holds_averages_and_weights_of_one_step(tmp_path: Path) -> None:
     assert count > 0
 
 
-# On GPUs that are not there
+# On emulated GPUs
 
 
 @pytest.mark.emulator

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import workers
 from communicator_kinds import LONG_S
-from gpu_streams import new_stream, require_two_gpus, uploaded, wait_for_gpus
+from gpu_streams import new_stream, uploaded, wait_for_gpus
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
@@ -50,11 +50,15 @@ def train(kind: str, communicator: Communicator, device: str, steps: int = 5) ->
 
 @pytest.mark.parametrize(
     ("kind", "devices"),
-    [("agn", ["gpu:0", "gpu:0"]), *((kind, ["gpu:0", "gpu:1"]) for kind in workers.KINDS)],
+    [
+        ("agn", ["gpu:0", "gpu:0"]),
+        *(
+            pytest.param(kind, ["gpu:0", "gpu:1"], marks=pytest.mark.gpus(2))
+            for kind in workers.KINDS
+        ),
+    ],
 )
 def test_workers_on_gpus_do_what_those_on_the_cpu_do(kind: str, devices: list[str]) -> None:
-    if "gpu:1" in devices:
-        require_two_gpus()
     group = ThreadGroup(len(devices), LONG_S)
     on_gpus = group.run(lambda c: train(kind, c, devices[c.rank]))
     on_cpu = group.run(lambda c: train(kind, c, "cpu"))

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from dtypes import every_dtype
-from gpu_streams import new_stream, require_two_gpus, uploaded, wait_for_gpus
+from gpu_streams import new_stream, uploaded, wait_for_gpus
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
@@ -110,8 +110,8 @@ def test_zeros_are_read_after_the_stream_that_writes_them() -> None:
     np.testing.assert_array_equal(model.weight.numpy(), np.ones(50))
 
 
+@pytest.mark.gpus(2)
 def test_zeros_of_two_gpus_are_found() -> None:
-    require_two_gpus()
     one, two = Model(multitask), Model(multitask, device=1)
     for first, second in ((one.gradient, two.zeros), (one.zeros, two.gradient)):
         one.optimizer.apply_gradients([(second, two.weight), (first, one.weight)])
@@ -119,8 +119,8 @@ def test_zeros_of_two_gpus_are_found() -> None:
     np.testing.assert_array_equal(two.weight.numpy(), np.ones(50))
 
 
+@pytest.mark.gpus(2)
 def test_gradients_of_two_gpus_have_one_norm() -> None:
-    require_two_gpus()
     one, two = Model(average), Model(average, device=1)
     pairs = [
         (one.gradient, one.weight),

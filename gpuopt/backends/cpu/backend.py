@@ -26,6 +26,7 @@ from gpuopt.backends.cpu.clips import CpuClips
 from gpuopt.backends.cpu.coded_update import CodedPlan, update_coded, update_coded_rows
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
+from gpuopt.backends.cpu.forms.recorded import refuse_unless_recorded
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.memory import empty
@@ -45,6 +46,7 @@ from gpuopt.backends.foreign import array_of_foreign, is_foreign
 from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.norms import Norms
+from gpuopt.backends.row_order import TableOfWidth, first_positions
 from gpuopt.backends.unowned import array_at
 from gpuopt.device import Device
 from gpuopt.locks import Lock
@@ -141,8 +143,11 @@ class CpuBackend:
         storage[...] = value
         return storage
 
-    def to_host(self, array: Array) -> Array:
+    def to_host(self, array: Array, *, even_if_refused: bool = False) -> Array:
         return array.copy()
+
+    def overwrite(self, array: Array, values: Array) -> None:
+        array[...] = values
 
     def stage(self, array: Array) -> Array:
         # Unlike ascontiguousarray, this keeps the shape ().
@@ -179,6 +184,8 @@ class CpuBackend:
     def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Array]) -> list[int]:
         overlaps = WrittenMemory.joined([plan.memory for plan in plans]).overlaps
         return [position for position, array in enumerate(arrays) if overlaps(array)]
+
+    check_rule = staticmethod(refuse_unless_recorded)
 
     def apply_dense(
         self,
@@ -222,24 +229,23 @@ class CpuBackend:
     ) -> None:
         watcher = watching.this_thread.watcher
         begin = 0.0 if watcher is None else perf_counter()
-        for plan, values, rows, group, catch_up in updates:
+        for update, first in zip(updates, _first_positions(updates), strict=True):
+            plan, values, rows, group, catch_up = update
+            given = plan, values, rows, scalars[group]
             if isinstance(plan, CodedPlan):
-                given = values, rows, scalars[group], self._limits
-                update_coded_rows(rule, other_rows, plan, *given)
+                update_coded_rows(rule, other_rows, *given, self._limits, first)
             elif isinstance(plan, SplitPlan):
                 if values.size or other_rows is not None:
-                    given = values, rows, scalars[group], self._limits
-                    update_split_rows(rule, other_rows, plan, *given)
+                    update_split_rows(rule, other_rows, *given, self._limits, first)
             elif rule.is_rounded:
                 if values.size or other_rows is not None:
-                    given = values, rows, scalars[group], self._limits
-                    update_rounded_rows(rule, other_rows, plan, *given)
+                    update_rounded_rows(rule, other_rows, *given, self._limits, first)
             elif other_rows is not None:
-                update_all_rows(rule, other_rows, plan, values, rows, scalars[group], self._limits)
+                update_all_rows(rule, other_rows, *given, self._limits, first)
             elif catch_up is not None:
-                update_late_rows(rule, plan, values, rows, scalars[group], catch_up, self._limits)
+                update_late_rows(rule, *given, catch_up, self._limits, first)
             elif values.size:
-                update_touched_rows(rule, plan, values, rows, scalars[group], self._limits)
+                update_touched_rows(rule, *given, self._limits, first)
             if plan.copies:
                 write_copies(plan, self._limits, rows)
         if watcher is not None:
@@ -262,7 +268,19 @@ class CpuBackend:
         return np.flatnonzero(mask)
 
     def sum_duplicate_rows(self, values: Array, indices: Array) -> tuple[Array, Array]:
-        return sum_duplicate_rows(values, indices)
+        return sum_duplicate_rows(values, indices, self._limits)
+
+
+def _first_positions(updates: Sequence[SparseUpdate]) -> list[int]:
+    """Returns the sorted position of each table's first row; see `gpuopt.backends.row_order`."""
+    tables: list[TableOfWidth] = []
+    for plan, _, rows, *_ in updates:
+        [(var, _)] = plan.targets
+        # An empty table has no rows to sort, whatever its gradient names.
+        height = len(var) if var.size else 0
+        width = var.size // max(height, 1)
+        tables.append(TableOfWidth(width, height, rows if var.size else rows[:0]))
+    return first_positions(tables)
 
 
 def _note_launch(watcher: watching.Watcher, name: str, begin: float) -> None:

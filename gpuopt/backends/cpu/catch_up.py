@@ -1,16 +1,15 @@
 """Rows that missed steps are brought up to date, in host memory.
 
 A row and its number of steps are written together: nothing but built-in functions runs between, so
-that Ctrl-C in this thread leaves neither without the other, and no signal handler sees that. Where
-other threads help, a signal handler that reads the table, or makes a step, waits for their rows.
+that Ctrl-C leaves neither without the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain, compress, repeat
-from operator import attrgetter, call, eq, getitem, methodcaller, setitem
+from itertools import repeat
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,8 @@ from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.compiled_catch_up import CompiledCatchUp, compiled_catch_up
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.missed_steps import Missed, UpToDate, up_to_date
-from gpuopt.backends.cpu.threads import finish_shared_tasks, share_out
+from gpuopt.backends.cpu.threads import share_out
+from gpuopt.interrupts import at_once
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import STRIDE
 
@@ -41,8 +41,6 @@ class CpuLateRows:
         self._limits = limits
 
     def bring_up(self, plan: DensePlan, catch_up: CatchUp, rows: Array | None = None) -> None:
-        # One that another thread is moving counts as behind until it is moved: it would move twice.
-        finish_shared_tasks()
         [(var, slots)] = plan.targets
         rows = None if rows is None else np.asarray(rows).reshape(-1)
         quietly(partial(bring_up, [var, *slots], catch_up, rows, self._limits))
@@ -79,61 +77,32 @@ def bring_up(
     height = max(CHUNK_ELEMENTS // width, 1)
 
     def bring_up_chunk(first: int) -> None:
-        some = late[first : first + height]
-        while not _bring_up_some(written, catch_up, some):
-            some = some[catch_up.last[some] < catch_up.now]
+        bring_up_some(written, catch_up, late[first : first + height])
 
     threads = limits.threads_for(len(late) * width * len(written))
     share_out(bring_up_chunk, range(0, len(late), height), threads)
 
 
-def step_late_rows(written: Sequence[Array], catch_up: CatchUp, rows: Array, step: Step) -> None:
-    """Has rows make a step after those that they have missed, and writes them once.
+def bring_up_some(
+    written: Sequence[Array], catch_up: CatchUp, some: Array, step: Step | None = None
+) -> None:
+    """Brings rows up to date, has them make a step after that, and writes them once.
 
     Args:
         written: The variable and its slots, [height, ...].
         catch_up: The table's.
-        rows: Which, within range, without repeats.
-        step: Makes the step; again if a signal handler comes between.
-    """
-    while not _bring_up_some(written, catch_up, rows, step):
-        pass
-
-
-def _bring_up_some(
-    written: Sequence[Array], catch_up: CatchUp, some: Array, step: Step | None = None
-) -> bool:
-    """Brings rows up to date, and has them make a step after that.
-
-    Args:
-        written: See `step_late_rows`.
-        catch_up: See there.
-        some: Which rows; without a step, they are all behind.
-        step: See there; None for none.
-
-    Returns:
-        Whether it did: not if a signal handler has brought up or written any of them meanwhile, or
-        made a step.
+        some: Which, within range, without repeats.
+        step: Makes the step; None for none: then the rows are all behind.
     """
     now, targets = catch_up.now, (*written, catch_up.last)
-    # All at once, as they are written: see `_at_once`.
-    *stored, last = list(map(getitem, targets, repeat(some)))
-    if step is None and (last >= now).any():
-        return False
+    *stored, last = (target[some] for target in targets)
     rows = up_to_date(stored, catch_up, Missed(last, np.maximum(now - last, 0)))
     if step is not None:
         step(rows)
     elif rows.rest is not None:
         np.add(rows.var, rows.rest, out=rows.var)
     new = [rows.var, *rows.slots, np.full(len(some), now, np.int32)]
-    calls = [partial(setitem, *each) for each in zip(targets, repeat(some), new)]
-    counts = zip(
-        map(attrgetter("now"), [catch_up]),
-        map(methodcaller("tobytes"), map(getitem, [catch_up.last], [some])),
-        strict=True,
-    )
-    are_same = map(eq, [(now, last.tobytes())], counts)
-    return bool(list(map(call, chain.from_iterable(compress([calls], are_same)))))
+    at_once([partial(setitem, *each) for each in zip(targets, repeat(some), new)])
 
 
 def _bring_up_compiled(
@@ -159,19 +128,15 @@ def _bring_up_compiled(
     share_out(bring_up_chunk, range(0, number, height), threads)
 
 
-def count_step(catch_up: CatchUp, rows: Array, scalars: Scalars, now: int) -> bool:
+def count_step(catch_up: CatchUp, rows: Array, scalars: Scalars) -> None:
     """Counts a step that has updated some rows, which were up to date before.
 
     Args:
         catch_up: The table's, with room for a step.
         rows: Which; they may repeat.
         scalars: Of the step.
-        now: How many steps these rows had made.
-
-    Returns:
-        Whether it did: not if a signal handler has counted another meanwhile.
     """
-    factors = catch_up.factors
+    factors, now = catch_up.factors, catch_up.now
     step_size, steps, sums = catch_up.step_size(scalars), catch_up.steps, catch_up.sums
     calls = [partial(setitem, catch_up.last, rows, np.int32(now + 1))]
     if steps is not None:
@@ -182,14 +147,4 @@ def count_step(catch_up: CatchUp, rows: Array, scalars: Scalars, now: int) -> bo
         weights = factors.weights[STRIDE * first + factors.window - now - 1 :: STRIDE]
         sizes = np.array([step_size] * 3 + [abs(step_size)], sums.dtype)
         calls.append(partial(setitem, changed, ..., changed + sizes * weights))
-    return _at_once([*calls, partial(setattr, catch_up, "now", now + 1)], catch_up, now)
-
-
-def _at_once(calls: Sequence[Callable[[], object]], catch_up: CatchUp, now: int) -> bool:
-    """Calls built-in functions if so many steps were counted; no signal handler runs between.
-
-    Returns:
-        Whether it called them.
-    """
-    are_as_many = map(eq, [now], map(attrgetter("now"), [catch_up]))
-    return bool(list(map(call, chain.from_iterable(compress([calls], are_as_many)))))
+    at_once([*calls, partial(setattr, catch_up, "now", now + 1)])

@@ -48,7 +48,7 @@ class CpuClips:
                 mine = [gradients.arrays[position] for position in positions]
                 sums[norm] += sum_of_squares(mine, self._limits, is_wide=True)
         for each in sparse:
-            summed, _ = sum_duplicate_rows(each.values, each.rows)
+            summed, _ = sum_duplicate_rows(each.values, each.rows, self._limits)
             sums[each.norm] += sum_of_squares([summed], self._limits, is_wide=True)
         return sums
 

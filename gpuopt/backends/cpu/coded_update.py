@@ -104,15 +104,16 @@ def update_coded_rows(
     rows: Array,
     scalars: Scalars,
     limits: CpuLimits,
+    first: int,
 ) -> None:
     """Updates the rows of a table that have a gradient, and others by `other_rows` if given.
 
-    The slots' blocks end at rows.
+    The slots' blocks end at rows. `first` is that of `group_rows`.
     """
     [target] = plan.targets
     written = [target.var, *target.slots]
     values = values.astype(np.float32, copy=False)
-    groups = group_rows(rows)
+    groups = group_rows(rows, first)
     sums, order = quietly(lambda: sum_rows(values, groups))
     rows = groups.rows[order]
     touched = [array[rows] for array in written]

@@ -16,6 +16,7 @@ from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from gpuopt import environment
 from gpuopt.backends.cpu.library_cache import cache_folder, load, read_library, write_library
 from gpuopt.rules.sources import digest, on_disk
 from gpuopt.temporary_folder import TemporaryFolder
@@ -47,27 +48,36 @@ _FLAGS = (
 
 def why_not_compiled() -> str | None:
     """Says why rules run as numpy calls here, or None if they are compiled."""
-    wanted = os.environ.get("GPUOPT_COMPILED", "")
-    if wanted not in ("", "0", "1"):
-        raise ValueError(f"GPUOPT_COMPILED={wanted!r} is neither 0 nor 1")
-    if wanted == "0":
+    if not environment.settings().compiled:
         return "GPUOPT_COMPILED is 0"
     return None if compiler() else "no C++ compiler was found; CXX may name one"
 
 
 def compiler() -> Sequence[str] | None:
     """Returns the command that CXX names, with its path, or else the first compiler found."""
-    return _find_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", os.defpath))
+    given = environment.settings()
+    return _find_compiler(given.compiler, given.search_path)
 
 
 @cache
-def _find_compiler(named: str, search_path: str) -> Sequence[str] | None:
+def _find_compiler(named: tuple[str, ...], search_path: str) -> Sequence[str] | None:
     """Cached: every large step asks."""
-    given = shlex.split(named)
-    for command in [given] if given else [[name] for name in _COMPILERS]:
+    for command in [named] if named else [(name,) for name in _COMPILERS]:
         path = shutil.which(command[0], path=search_path)
         if path is not None:
             return path, *command[1:]
+    return None
+
+
+def why_compiler_fails() -> str | None:
+    """Says why the compiler that was found builds nothing, or None if it builds a library."""
+    command = compiler()
+    assert command is not None
+    try:
+        load(_compile(command, 'extern "C" int gpuopt() { return 0; }', ()))
+    except OSError as error:
+        first, *_ = str(error).strip().splitlines() or [""]
+        return f"{shlex.join(command)} does not work as a C++ compiler: {first}"
     return None
 
 

@@ -104,6 +104,11 @@ class DensePlan:
         return bool(self._strided)
 
     @property
+    def is_large(self) -> bool:
+        """Whether all variables with elements are large, and lie flat in memory."""
+        return not (self._strided or self._bundles)
+
+    @property
     def beside(self) -> Sequence[Array]:
         """The arrays that are written with the variables, one for each, if there are any."""
         return self.copies
@@ -205,7 +210,10 @@ class DensePlan:
         return [*large[:1], *small, *large[1:]], strided
 
     def tasks_without_gradients(self, forms: Sequence[RuleForm], threads: int) -> list[Task]:
-        """Cuts a step of large variables, whose gradients are zero everywhere, into tasks."""
+        """Cuts a step, whose gradients are zero everywhere, into tasks.
+
+        Precondition: `is_large`.
+        """
         return self._large_tasks(forms, None, threads) if self._large else []
 
     def _large_tasks(

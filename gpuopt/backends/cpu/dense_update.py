@@ -95,7 +95,7 @@ def update_with_zero(
     var = target.var
     threads = limits.threads_for(var.size)
     real = np.dtype(compute_type(var.dtype))
-    if var.size < limits.compiled_elements or plan.is_strided:
+    if var.size < limits.compiled_elements or not plan.is_large:
         update_strided(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
     else:
         is_large = var.size >= limits.large_elements

@@ -13,6 +13,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from gpuopt import environment
 from gpuopt.atomic_file import (
     CAREFULLY,
     remove_abandoned,
@@ -33,9 +34,8 @@ def cache_folder() -> Path | None:
 
     None if the folder cannot be written to.
     """
-    return _writable_folder(
-        os.environ.get("GPUOPT_CACHE_DIR", ""), os.environ.get("XDG_CACHE_HOME", "")
-    )
+    given = environment.settings()
+    return _writable_folder(given.cache_folder, given.users_cache_folder)
 
 
 def read_library(path: Path, key: bytes) -> bytes | None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import call, setitem
+from operator import setitem
 from typing import Any
 
 from gpuopt.backends.backend import RowCopy
+from gpuopt.interrupts import at_once
 
 
 def copy_rows(copies: Sequence[RowCopy]) -> None:
     """Does what `Backend.copy_rows` does."""
-    # Built-in functions call each other: a signal handler runs before the first copy, or after the
-    # last.
-    deque(map(call, list(map(_prepared, copies))), maxlen=0)
+    at_once(list(map(_prepared, copies)))
 
 
 def _prepared(copy: RowCopy) -> Callable[[], Any]:

@@ -11,11 +11,11 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars, Target, compute_type
 from gpuopt.backends.catch_up import CatchUp
-from gpuopt.backends.cpu.catch_up import CHUNK_ELEMENTS, bring_up, count_step, step_late_rows
+from gpuopt.backends.cpu.catch_up import CHUNK_ELEMENTS, bring_up_some, count_step
 from gpuopt.backends.cpu.chunks import chunk_length
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense, update_strided, update_with_zero
-from gpuopt.backends.cpu.forms.compiled import compiled_rules
+from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_rules
 from gpuopt.backends.cpu.forms.compiled_catch_up import compiled_catch_up
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.recorded import recorded_rules
@@ -25,9 +25,10 @@ from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.missed_steps import UpToDate
 from gpuopt.backends.cpu.row_groups import group_rows, stable_order, sum_rows
 from gpuopt.backends.cpu.row_wise_update import ROW_FACTOR, update_compiled, update_rows
-from gpuopt.backends.cpu.threads import finish_shared_tasks, share_out
+from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.quietly import quietly
+from gpuopt.rules.accumulation import place_sum
 from gpuopt.rules.shift import Shift
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -42,9 +43,13 @@ def update_all_rows(
     rows: Array,
     scalars: Scalars,
     limits: CpuLimits,
+    first: int,
 ) -> None:
-    """Updates a whole table; rows without a gradient by `other_rows` and a gradient of zero."""
-    sums, rows = sum_duplicate_rows(values, rows)
+    """Updates a whole table; rows without a gradient by `other_rows` and a gradient of zero.
+
+    `first` is that of `group_rows`.
+    """
+    sums, rows = sum_duplicate_rows(values, rows, limits, first)
     [(var, slots)] = plan.targets
     written = [var, *slots]
     sums = _copied_if_shared(sums, written)
@@ -69,17 +74,15 @@ def update_late_rows(
     scalars: Scalars,
     catch_up: CatchUp,
     limits: CpuLimits,
+    first: int,
 ) -> None:
-    """Updates those rows of a table that have a gradient, after the steps that they have missed."""
-    finish_shared_tasks()  # see `CpuLateRows.bring_up`
-    [(var, slots)] = plan.targets
-    now = catch_up.now
+    """Updates those rows of a table that have a gradient, after the steps that they have missed.
+
+    `first` is that of `group_rows`.
+    """
     if values.size:
-        rows = update_touched_rows(rule, plan, values, rows, scalars, limits, catch_up)
-    # A signal handler may have made a step: then the rows that are named here have missed that.
-    while not count_step(catch_up, rows, scalars, now):
-        now = catch_up.now
-        bring_up([var, *slots], catch_up, rows, limits)
+        rows = update_touched_rows(rule, plan, values, rows, scalars, limits, first, catch_up)
+    count_step(catch_up, rows, scalars)
 
 
 def update_touched_rows(
@@ -89,11 +92,13 @@ def update_touched_rows(
     rows: Array,
     scalars: Scalars,
     limits: CpuLimits,
+    first: int,
     catch_up: CatchUp | None = None,
 ) -> Array:
     """Updates those rows of a table that have a gradient; at least one has.
 
-    With `catch_up`, these rows make the steps first that they have missed.
+    With `catch_up`, these rows make the steps first that they have missed. `first` is that of
+    `group_rows`.
 
     Returns:
         The rows, each once.
@@ -109,12 +114,12 @@ def update_touched_rows(
         if compiled and (catch_up is None or late is not None):
             values = np.require(values, real, ["C", "ALIGNED"])
             values = _copied_if_shared(values, written)
-            grouped = compiled[0].group_rows(rows)
+            grouped = compiled[0].group_rows(rows, first)
             threads = limits.threads_for(values.size * ROW_FACTOR)
             update_compiled(compiled[0], written, values, grouped, threads, late)
             return grouped.rows
     values = values.astype(real, copy=False)
-    groups = group_rows(rows)
+    groups = group_rows(rows, first)
     if len(groups.rows) == len(rows):
         sums = _copied_if_shared(values, written)
     else:
@@ -135,10 +140,27 @@ def update_touched_rows(
     return rows
 
 
-def sum_duplicate_rows(values: Array, indices: Array) -> tuple[Array, Array]:
-    """Adds up rows that share an index; see `Backend.sum_duplicate_rows`."""
-    values = values.astype(compute_type(values.dtype), copy=False)
-    groups = group_rows(indices)
+def sum_duplicate_rows(
+    values: Array, indices: Array, limits: CpuLimits, first: int = 0
+) -> tuple[Array, Array]:
+    """Adds up rows that share an index; see `Backend.sum_duplicate_rows`, and `group_rows`."""
+    real_type = compute_type(values.dtype)
+    real = np.dtype(real_type)
+    values = values.astype(real, copy=False)
+    compiled: Sequence[CompiledRule] = ()
+    if values.size * ROW_FACTOR >= limits.compiled_elements:
+        compiled = compiled_rules(place_sum, real, [{"zero": real_type(-0.0)}])
+    if compiled:
+        groups = compiled[0].group_rows(indices, first)
+        if len(groups.rows) == len(indices):
+            return values, indices
+        sums = np.empty((len(groups.rows), *values.shape[1:]), real)
+        values = np.require(values, requirements=["C", "ALIGNED"])
+        in_order = groups._replace(rows=np.arange(len(groups.rows)))
+        threads = limits.threads_for(values.size * ROW_FACTOR)
+        update_compiled(compiled[0], [sums], values, in_order, threads)
+        return sums, groups.rows.astype(indices.dtype, copy=False)
+    groups = group_rows(indices, first)
     if len(groups.rows) == len(indices):
         return values, indices
     sums, order = quietly(lambda: sum_rows(values, groups))
@@ -208,7 +230,7 @@ def _update_late(
                     stepped -= decay * var
                 var += stepped
 
-        step_late_rows(written, catch_up, rows[part], step)
+        bring_up_some(written, catch_up, rows[part], step)
 
     share_out(update_rows, range(0, len(rows), height), threads)
 

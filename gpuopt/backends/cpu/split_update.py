@@ -73,11 +73,15 @@ def update_split_rows(
     rows: Array,
     scalars: Scalars,
     limits: CpuLimits,
+    first: int,
 ) -> None:
-    """Updates the rows of a table that have a gradient, and others by `other_rows` if given."""
+    """Updates the rows of a table that have a gradient, and others by `other_rows` if given.
+
+    `first` is that of `group_rows`.
+    """
     [(var, slots)], [rest] = plan.targets, plan.remainders
     values = values.astype(np.float32)
-    groups = group_rows(rows)
+    groups = group_rows(rows, first)
     sums, order = quietly(lambda: sum_rows(values, groups))
     rows = groups.rows[order]
     master = joined(var[rows], rest[rows])

@@ -11,7 +11,8 @@ from functools import cache
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn, TypeVar
 
-from gpuopt import locks
+from gpuopt import environment, locks
+from gpuopt.backends.cpu.cores import num_usable_cores
 from gpuopt.errors import DeadlineExceededError
 from gpuopt.quietly import quietly
 
@@ -24,24 +25,12 @@ _MOST_BY_DEFAULT = 8
 def num_threads() -> int:
     """Returns how many threads a large update uses.
 
-    GPUOPT_THREADS says so; by default, one for each core that this process may use, up to 8.
+    GPUOPT_THREADS says so; by default, one for each core that can run this process, up to 8.
 
     Raises:
-        ValueError: GPUOPT_THREADS is not a whole number of at least 1.
+        ValueError: an environment variable is malformed.
     """
-    wanted = os.environ.get("GPUOPT_THREADS", "")
-    if not wanted:
-        return min(_num_cores(), _MOST_BY_DEFAULT)
-    if not wanted.isdecimal() or int(wanted) < 1:
-        raise ValueError(f"GPUOPT_THREADS={wanted!r} is not a whole number of at least 1")
-    return int(wanted)
-
-
-def cores() -> frozenset[int]:
-    """Returns the numbers of the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
+    return environment.settings().threads or min(_num_cores(), _MOST_BY_DEFAULT)
 
 
 def share_out(work: Callable[[Task], object], tasks: Iterable[Task], threads: int) -> None:
@@ -58,7 +47,6 @@ def share_out(work: Callable[[Task], object], tasks: Iterable[Task], threads: in
     """
     shared = _SharedTasks(work, tasks)
     try:
-        _begun[shared] = None
         _helpers.call(shared.help, min(threads, shared.left.qsize()) - 1)
         shared.work_on()
         shared.wait()
@@ -73,30 +61,13 @@ def share_out(work: Callable[[Task], object], tasks: Iterable[Task], threads: in
     finally:
         # Lets go of what the work holds: a thread may come to help much later, or never.
         shared.work = _nothing_left
-        _begun.pop(shared, None)
     if shared.errors:
         raise shared.errors[0]
 
 
-def finish_shared_tasks() -> None:
-    """Ends what other threads do for this one, as where a signal handler has come into the middle.
-
-    Returns when none of them works on a task any more, nor ever will: this thread does those that
-    nobody has begun, later. The one that it was in the middle of, if any, is left as it is.
-
-    Raises:
-        DeadlineExceededError: see `share_out`.
-        RuntimeError: see `share_out`.
-    """
-    for shared in list(_begun):
-        if shared.is_this_threads():
-            shared.keep_tasks()
-            shared.wait()
-
-
 @cache
 def _num_cores() -> int:
-    return len(cores())
+    return num_usable_cores()
 
 
 def _nothing_left(task: object) -> None:
@@ -121,17 +92,10 @@ class _SharedTasks:
         self.work = work
         self.errors: list[BaseException] = []
         self.is_over = False
-        # Tasks that are left to the thread that shares them out.
-        self._kept: list[Any] = []
         self._process = os.getpid()
-        self._thread = threading.get_ident()
         # A lock for each helping thread, held as long as it may work on a task. Reentrant: a wait
         # that Ctrl-C ends just after it has taken one is repeated.
         self._helping: list[Any] = []
-
-    def is_this_threads(self) -> bool:
-        """Whether this thread has shared them out."""
-        return self._thread == threading.get_ident()
 
     def work_on(self) -> None:
         """Works until no task is left."""
@@ -144,13 +108,8 @@ class _SharedTasks:
             raise
 
     def _work_on(self) -> NoReturn:
-        try:
-            while True:
-                self.work(self.left.get_nowait())
-        except Empty:
-            while self._kept and self.is_this_threads():
-                self.work(self._kept.pop())
-            raise
+        while True:
+            self.work(self.left.get_nowait())
 
     def help(self) -> None:
         """Does the same in another thread, which may come too late to find a task."""
@@ -162,17 +121,8 @@ class _SharedTasks:
             except BaseException as error:
                 self.errors.append(error)
 
-    def keep_tasks(self) -> None:
-        """Leaves the tasks that are not begun to the thread that shares them out."""
-        try:
-            while True:
-                self._kept.append(self.left.get_nowait())
-        except Empty:
-            return
-
     def drop(self) -> None:
         """Takes away the tasks that are not begun."""
-        self._kept.clear()
         try:
             while True:
                 self.left.get_nowait()
@@ -231,8 +181,6 @@ class _Helpers:
 
 
 _helpers = _Helpers()
-# Those of all threads that may not be done yet.
-_begun: dict[_SharedTasks, None] = {}
 
 
 def _forget_threads() -> None:
@@ -240,8 +188,6 @@ def _forget_threads() -> None:
     global _helpers
     _helpers = _Helpers()
     _num_cores.cache_clear()
-    for shared in [each for each in _begun if not each.is_this_threads()]:
-        del _begun[shared]
 
 
 if hasattr(os, "register_at_fork"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _CUDA_ERROR_NO_DEVICE = 100
 _OLDEST_CUDA = 12000
 _CUDA_13 = 13000
+# As in pyproject.toml. Older ones compile templates of several parameters anew in each process.
+_OLDEST_CUPY = (14, 2)
 
 
 class Driver(NamedTuple):
@@ -80,8 +83,19 @@ def why_no_gpu(driver: Driver | None = None) -> str | None:
         )
     if not present:
         return f"CuPy is not installed: pip install '{_requirement(driver)}'"
+    if (found := too_old_cupy()) is not None:
+        return f"{found}: pip install '{_requirement(driver)}'"
     wrong = other_flavour(driver)
     return wrong if driver.cuda_version < _CUDA_13 else None
+
+
+def too_old_cupy() -> str | None:
+    """Returns a message if the installed CuPy is older than gpuopt needs; else None."""
+    for name in CUPY_DISTRIBUTIONS:
+        found = installed(name)
+        if found and tuple(map(int, re.findall(r"\d+", found)[:2])) < _OLDEST_CUPY:
+            return f"{name} {found} is too old, gpuopt needs {_version(_OLDEST_CUPY)} or newer"
+    return None
 
 
 def other_flavour(driver: Driver) -> str | None:
@@ -101,7 +115,11 @@ def other_flavour(driver: Driver) -> str | None:
 
 def _requirement(driver: Driver) -> str:
     """Returns what gpuopt's extra "cuda12" or "cuda13" installs: pip cannot find gpuopt by name."""
-    return f"cupy-cuda{_flavour(driver)}x[ctk]>=14.2,<15"
+    return f"cupy-cuda{_flavour(driver)}x[ctk]>={_version(_OLDEST_CUPY)},<15"
+
+
+def _version(parts: tuple[int, ...]) -> str:
+    return ".".join(map(str, parts))
 
 
 def _flavour(driver: Driver) -> int:

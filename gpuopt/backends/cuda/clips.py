@@ -19,7 +19,7 @@ from gpuopt.backends.cuda.measured_tables import MeasuredTables
 from gpuopt.backends.cuda.norms import ClippedArrays
 from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
-from gpuopt.backends.cuda.sorted_tables import Table, tables_kind_of, together
+from gpuopt.backends.cuda.sorted_tables import Table, tables_kind_of
 from gpuopt.backends.cuda.structs import (
     FEW_DEVICES,
     NOTHING_IS_WRONG,
@@ -31,6 +31,7 @@ from gpuopt.backends.cuda.structs import (
     LossDecision,
 )
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
+from gpuopt.backends.row_order import together
 from gpuopt.locks import Lock
 from gpuopt.rules.update_rule import UpdateRule
 

@@ -103,11 +103,13 @@ class CupyLauncher:
         while isinstance(array.base, cupy.ndarray):
             array = array.base
         memory = array.data.mem
+        # Of UnownedMemory, and of SystemMemory on an array of the host.
+        lender = getattr(memory, "_owner", None)
         # CuPy's memory objects cannot be watched; the first array on one, of which others are
         # views, can.
-        if isinstance(memory, _owning_memory()):
+        if lender is None and isinstance(memory, _owning_memory()):
             return Owner(array)
-        return owner_by_lender(getattr(memory, "_owner", memory), array, array.data.ptr)
+        return owner_by_lender(memory if lender is None else lender, array, array.data.ptr)
 
     def owns(self, arrays: Sequence[Any]) -> bool:
         return {array.data.device_id for array in arrays} == {self._index}
@@ -252,6 +254,7 @@ def _owning_memory() -> tuple[type[Any], ...]:
     return (
         *(memory.Memory, memory.PooledMemory, memory.MemoryAsync, memory.ManagedMemory),
         *(memory.PythonFunctionAllocatorMemory, memory.CFunctionAllocatorMemory),
+        memory.SystemMemory,
     )
 
 

@@ -211,8 +211,6 @@ class DensePlan:
     ) -> tuple[DenseLaunch, Sequence[Any]]:
         """Fills the stand-ins, and takes out the current stream's launch, to be given to `end`.
 
-        A step in a signal handler meanwhile has another.
-
         Args:
             rule: What the launch computes.
             gradients: One for each target.

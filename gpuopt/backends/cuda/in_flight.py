@@ -42,11 +42,13 @@ class InFlight:
     """What work in flight on one device reads and writes.
 
     A memory pool gives a freed array's memory to the stream that the array was made on, at once,
-    while another stream may still use it. So once a second stream is seen, everything that an
-    update uses is kept until it is done. A program with one stream has no other to give it to.
+    while another stream may still use it. So once a stream other than the default one is seen,
+    everything that an update uses is kept until it is done: its gradients may be another stream's.
+    A program that makes no stream has no other to give memory to.
 
     Attributes:
-        holds: Whether updates' arrays are kept: whether calls have come on more than one stream.
+        holds: Whether updates' arrays are kept: whether calls have come on more than one stream, or
+            on one that is not the default one.
     """
 
     def __init__(self, launcher: Launcher) -> None:
@@ -61,7 +63,8 @@ class InFlight:
         """Returns the current stream, and notes that it is in use."""
         stream = self._launcher.stream()
         if stream != self._stream:
-            self.holds = self._stream is not None
+            is_first = self._stream is None
+            self.holds = not is_first or not self._launcher.is_default_stream()
             self._stream = stream
         return stream
 
@@ -98,7 +101,7 @@ class InFlight:
     def _let_go(self) -> None:
         """Lets go what is done.
 
-        A step of a signal handler may come in between, and let go some of it first.
+        A write by a signal handler may come in between, and let go some of it first.
         """
         while self._held:
             oldest = self._held[0]

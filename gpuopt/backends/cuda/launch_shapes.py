@@ -16,10 +16,7 @@ SHARES_PER_GROUP = 16
 FEW_ROWS = 2048
 DIGIT_BITS = 8
 NUM_DIGITS = 1 << DIGIT_BITS
-PIECE = 32
-STRETCH = 16 * PIECE
 PIECE_THREADS = 512
-ROWS_PER_WORD = 32
 CLIP_THREADS = 256
 CLIP_CHUNK = 16384
 MEASURED_ROWS = 256
@@ -29,28 +26,23 @@ LANE_CODES = BLOCK // WARP
 POWER_BITS = 8
 NUM_POWERS = 4 << POWER_BITS
 
-# ---- The table of what is chosen here: untuned, no GPU yet. The reasons are expectations. Cycles
-# are simulated, of a quarter of a V100: see bench/results/gpgpu-sim-v100-quarter/gpuopt.json.
+# ---- The table of what is chosen here: untuned, no GPU yet. The reasons are expectations.
 
-# Shares of rows to sort, a block for each: about four for each multiprocessor. 16,384 rows have 16
-# shares, and are sorted in 22,582 simulated cycles.
+# Shares of rows to sort, a block for each: about four for each multiprocessor.
 MAX_SHARES = 512
 # Elements of a dense chunk: at least a pass of DENSE_THREADS packs of float32, and at most 16.
 MIN_CHUNK = 1024
 MAX_CHUNK = 16384
-# So that every multiprocessor has work where there are few elements: 524,288 have chunks of 3,072,
-# which take 95,894 simulated cycles; a copy of as many bytes takes 79,804.
+# So that every multiprocessor has work where there are few elements.
 CHUNKS_PER_MULTIPROCESSOR = 8
-# Threads of a block for chunks of a few packs: the others would have nothing to do. 2,500 tensors
-# of 64 elements take 23,651 simulated cycles; a copy takes 21,447.
+# Threads of a block for chunks of a few packs: the others would have nothing to do.
 MIN_DENSE_THREADS = WARP
 # Kernels on rows take many registers, and more of the smaller blocks fit on a multiprocessor.
 ROW_THREADS = 128
 # More than run at once, so that a multiprocessor that is done early finds another block.
 BLOCKS_PER_MULTIPROCESSOR = 16
 # As many as a multiprocessor runs at once, however small they are. A block that goes on to another
-# small chunk has asked for it before; a new block begins by waiting. With a block for each, those
-# 2,500 tensors take 26,740 simulated cycles.
+# small chunk has asked for it before; a new block begins by waiting.
 MAX_RESIDENT_BLOCKS = 32
 
 # ---- What follows from it

@@ -18,11 +18,7 @@ from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.structs import SortedRows
 from gpuopt.backends.cuda.workspace import Workspace
-
-# Positions are numbers of 32 bits, and so is the end of a piece that begins before them.
-MAX_ROWS = 2**31
-# Keys of so many values have 32 bits.
-MAX_SHORT_KEYS = 2**32
+from gpuopt.backends.row_order import MAX_ROWS, MAX_SHORT_KEYS
 
 _REFUSED: tuple[str, ...] = ("refused",)
 

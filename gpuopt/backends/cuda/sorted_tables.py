@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -14,19 +14,17 @@ from gpuopt.backends.cuda.count_of_steps import CountOfSteps
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
     PACK_BYTES,
-    PIECE,
     PIECE_THREADS,
     ROW_THREADS,
-    ROWS_PER_WORD,
-    STRETCH,
     lanes_per_row,
     num_blocks,
 )
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.parameters import name_of
-from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, MAX_SHORT_KEYS, add_sort
+from gpuopt.backends.cuda.sorted_rows import add_sort
 from gpuopt.backends.cuda.structs import IndexList, SortedRows, TableGradient
 from gpuopt.backends.cuda.workspace import Constants, Workspace
+from gpuopt.backends.row_order import PIECE, STRETCH, num_keys
 
 
 class Table(NamedTuple):
@@ -79,29 +77,6 @@ def tables_kind_of(
     return TablesKind(dtype, width, heights, num_rows, row_type, checks)
 
 
-def together(tables: Iterable[Table]) -> Iterator[list[Table]]:
-    """Divides tables of one width into lists whose rows are sorted together.
-
-    All keys of a list of several tables have 32 bits, and positions less than `MAX_ROWS`.
-    """
-    some: list[Table] = []
-    keys = rows = 0
-    for table in tables:
-        keys += _num_keys(table.height)
-        rows += len(table.rows)
-        if some and (keys > MAX_SHORT_KEYS or rows >= MAX_ROWS):
-            yield some
-            some, keys, rows = [], _num_keys(table.height), len(table.rows)
-        some.append(table)
-    if some:
-        yield some
-
-
-def _num_keys(height: int) -> int:
-    """Whole words of bits, so that each table has its own part of `touched`."""
-    return -(-height // ROWS_PER_WORD) * ROWS_PER_WORD
-
-
 class SortedTables:
     """The launches that sort the rows of tables of one kind, on one stream.
 
@@ -115,7 +90,7 @@ class SortedTables:
         self._launcher = launcher
         self._kind = kind
         self.is_single = len(kind.heights) == 1
-        *self.first_keys, self.num_keys = [0, *accumulate(map(_num_keys, kind.heights))]
+        *self.first_keys, self.num_keys = [0, *accumulate(map(num_keys, kind.heights))]
         self._lists, self._gradients = Constants(launcher), Constants(launcher)
         self._gathered: Any = None
         if not self.is_single:

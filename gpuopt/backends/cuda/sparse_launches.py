@@ -11,7 +11,6 @@ from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
     PACK_BYTES,
     ROW_THREADS,
-    ROWS_PER_WORD,
     lanes_per_row,
 )
 from gpuopt.backends.cuda.launcher import Launch, Launcher
@@ -29,6 +28,7 @@ from gpuopt.backends.cuda.sorted_tables import (
 from gpuopt.backends.cuda.structs import Arrays, SortedRows
 from gpuopt.backends.cuda.workspace import Constants, Workspace
 from gpuopt.backends.loss_scaling import Decided
+from gpuopt.backends.row_order import ROWS_PER_WORD
 from gpuopt.rules.clipped import ClippedRule
 from gpuopt.rules.scaled import ScaledRule, scaled
 from gpuopt.rules.slot_codes import Coding

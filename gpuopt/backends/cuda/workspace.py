@@ -26,10 +26,10 @@ class Workspaces:
         self._by_stream: dict[Hashable, Workspace] = {}
 
     def take(self) -> Workspace:
-        """Takes the current stream's out, so that a step in a signal handler has another.
+        """Takes the current stream's out.
 
         After an error it is not put back: counts and bits may be set in it that no kernel will
-        clear.
+        clear. A read by a signal handler meanwhile has another.
         """
         stream = self._launcher.stream()
         return self._by_stream.pop(stream, None) or Workspace(self._launcher, stream)

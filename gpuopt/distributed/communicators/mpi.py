@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuopt.backends import backend_for, to_device
-from gpuopt.backends.cpu.threads import cores
+from gpuopt.backends.cpu.cores import cores
 from gpuopt.device import Device, device_of
 from gpuopt.distributed.communicator import (
     MessagingCommunicator,

@@ -24,6 +24,7 @@ from gpuopt.distributed.communicator import (
 from gpuopt.distributed.reduction import Mark
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedError
+from gpuopt.interrupts import interrupts_put_off
 from gpuopt.locks import Condition, renew_after_fork
 from gpuopt.variables.indexed_slices import IndexedSlices
 
@@ -57,7 +58,8 @@ class ThreadGroup(RankGroup):
             meeting.leave(rank)
             return result
 
-        return run_threads([partial(run_rank, rank) for rank in range(self.size)], self._timeout_s)
+        functions = [partial(run_rank, rank) for rank in range(self.size)]
+        return run_threads(functions, meeting.close, self._timeout_s)
 
 
 class ThreadCommunicator(Communicator):
@@ -285,13 +287,21 @@ class _Meeting:
 
 
 def run_threads(
-    functions: Sequence[Callable[[], Any]], timeout_s: float = DEFAULT_TIMEOUT_S
+    functions: Sequence[Callable[[], Any]],
+    cancel: Callable[[], object],
+    timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> list[Any]:
     """Runs each function in a thread of its own, and returns their results.
 
+    Ctrl-C is raised when the threads have ended: they would go on beside what the caller does next.
+    A second one does not wait for them.
+
     Args:
         functions: The functions to run. How long they take is not limited.
-        timeout_s: How long to wait, after one has failed, for the others to notice, in seconds.
+        cancel: Called after Ctrl-C, or another exception of a signal handler: has the functions
+            end soon.
+        timeout_s: How long to wait, after one has failed or `cancel`, for the others to notice, in
+            seconds.
 
     Raises:
         Exception: what the first of the functions to fail raised. An error that only reports
@@ -301,6 +311,7 @@ def run_threads(
     ended = Condition("the ends of threads")
     results: dict[int, Any] = {}
     errors: dict[int, BaseException] = {}
+    num_started = 0
 
     def run(number: int) -> None:
         try:
@@ -314,16 +325,28 @@ def run_threads(
                 results[number] = result
                 ended.notify_all()
 
-    for number in range(len(functions)):
-        threading.Thread(target=run, args=(number,), daemon=True).start()
-    with ended:
-        ended.wait_for(lambda: bool(errors) or len(results) == len(functions))
-        if errors:
-            if not ended.wait_for(lambda: len(errors) + len(results) == len(functions), timeout_s):
-                late = sorted(set(range(len(functions))) - errors.keys() - results.keys())
-                _logger.warning("threads %s have not ended within %g s", late, timeout_s)
-            noticed = (CancelledError, DeadlineExceededError, WorkerFailedError)
-            raise min(errors.values(), key=lambda error: isinstance(error, noticed))
+    def wait_for_all() -> None:
+        if not ended.wait_for(lambda: len(errors) + len(results) >= num_started, timeout_s):
+            late = sorted(set(range(len(functions))) - errors.keys() - results.keys())
+            _logger.warning("threads %s have not ended within %g s", late, timeout_s)
+
+    try:
+        with interrupts_put_off():  # `Thread.start` itself can be left with another error
+            for number in range(len(functions)):
+                threading.Thread(target=run, args=(number,), daemon=True).start()
+                num_started += 1
+        with ended:
+            ended.wait_for(lambda: bool(errors) or len(results) == len(functions))
+    except BaseException:
+        cancel()
+        with ended:
+            wait_for_all()
+        raise
+    if errors:
+        with ended:
+            wait_for_all()
+        noticed = (CancelledError, DeadlineExceededError, WorkerFailedError)
+        raise min(errors.values(), key=lambda error: isinstance(error, noticed))
     return [results[number] for number in range(len(functions))]
 
 

@@ -5,6 +5,7 @@ from gpuopt.optimizers.base.arguments import Additions, Common
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import (
     Hyperparameter,
+    HyperparameterName,
     require_not_negative,
     require_number,
     require_positive,
@@ -12,21 +13,24 @@ from gpuopt.optimizers.base.hyperparameters import (
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer, undoable
 from gpuopt.optimizers.base.step_counting import StepCountingOptimizer
 from gpuopt.rules.catch_up import CatchUpOption
-from gpuopt.rules.sources import ours
+from gpuopt.rules.sources import CudaSource, ours
 from gpuopt.rules.unnamed import Movement, Unnamed
-from gpuopt.rules.update_rule import update_rule
+from gpuopt.rules.update_rule import UpdateRule, update_rule
 
 __all__ = [
     "Additions",
     "AllDigitsOptimizer",
     "CatchUpOption",
     "Common",
+    "CudaSource",
     "Hyperparameter",
+    "HyperparameterName",
     "Movement",
     "ParameterGroup",
     "RuleOptimizer",
     "StepCountingOptimizer",
     "Unnamed",
+    "UpdateRule",
     "ours",
     "require_not_negative",
     "require_number",

@@ -90,6 +90,14 @@ def with_defaults(
     }
 
 
+# What other libraries call arguments.
+_OTHER_NAMES = {
+    "lr": ("learning_rate",),
+    "betas": ("beta1", "beta2"),
+    "eps": ("epsilon",),
+}
+
+
 def unknown_argument(cls: type[Any], name: str, more: Iterable[str] = ()) -> TypeError:
     """Returns the error about an argument that a class does not take, with those that it takes.
 
@@ -100,8 +108,14 @@ def unknown_argument(cls: type[Any], name: str, more: Iterable[str] = ()) -> Typ
     """
     parameters = inspect.signature(cls).parameters.values()
     own = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
-    known = ", ".join(dict.fromkeys([*own, *more]))
-    return TypeError(f"{cls.__name__} takes no {name}; it takes {known}")
+    known = list(dict.fromkeys([*own, *more]))
+    meant = _OTHER_NAMES.get(name, ())
+    hint = ""
+    if meant and set(meant) <= {*known}:
+        hint = f": it calls that {' and '.join(meant)}"
+    elif name == "weight_decay":
+        hint = ", and has no weight decay: AdamWOptimizer, MomentumWOptimizer and others have"
+    return TypeError(f"{cls.__name__} takes no {name}{hint}; it takes {', '.join(known)}")
 
 
 def refuse_unknown_arguments(cls: type[Any], names: Iterable[str]) -> None:

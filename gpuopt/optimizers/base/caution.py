@@ -13,7 +13,7 @@ class CautiousOption(StepCountingOptimizer):
     """Base of optimizers that may leave out what goes along with the gradient.
 
     Their steps depend on gradients alone. Slots are as without caution. Decay of the weights is not
-    masked. Rows that a sparse gradient does not name stay, but their slots decay.
+    masked. Rows that a sparse gradient does not name stay, without decay, but their slots decay.
     """
 
     def __init__(

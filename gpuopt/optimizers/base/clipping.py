@@ -29,7 +29,7 @@ def clipping_of(
     clip_form: ClipFormName,
     groups: Iterable[ParameterGroup],
     sums_inputs: bool,
-) -> tuple[dict[str, Hyperparameter], GradientClips | None]:
+) -> tuple[dict[str, Any], GradientClips | None]:
     """Returns the hyperparameters of clipping, and what clips; neither if nothing is to be clipped.
 
     Args:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakKeyDictionary, WeakSet
 
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter
+from gpuopt.optimizers.base.hyperparameters import Hyperparameter, OfGroup
 from gpuopt.variables.copied import Copied, Copy, describe_lost, found_again, to_copy
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable, global_variables
@@ -49,11 +49,11 @@ class ParameterGroup:
         pattern: str | None = None,
         *,
         variables: Iterable[Any] | None = None,
-        **hyperparameters: Hyperparameter,
+        **hyperparameters: Unpack[OfGroup],
     ) -> None:
         if (pattern is None) == (variables is None):
             raise TypeError("a group has a pattern of its variables' names, or a list of variables")
-        self.hyperparameters = hyperparameters
+        self.hyperparameters: Mapping[str, Any] = hyperparameters
         self._pattern: re.Pattern[str] | None = None
         self._identities: WeakSet[Identity] = WeakSet()
         # Of a copy: the listed variables, by the names of what they are copies of.
@@ -196,7 +196,7 @@ class Groups:
 
 
 def _group_of(
-    name: str, listed: Mapping[str, Copied], hyperparameters: dict[str, Hyperparameter]
+    name: str, listed: Mapping[str, Copied], hyperparameters: Mapping[str, Any]
 ) -> ParameterGroup:
     group = object.__new__(ParameterGroup)
     group.name, group.hyperparameters, group._pattern = name, hyperparameters, None
@@ -215,7 +215,7 @@ def _identities(variables: Iterable[Any]) -> list[Identity]:
             try:
                 identity = as_variable(each).identity
             except TypeError as error:
-                raise TypeError(f"a group's variables[{position}]: {error}") from None
+                raise TypeError(f"a group's variables[{position}]: {error}") from error
             if identity in identities:
                 raise ValueError(f'variable "{identity.name}" is listed twice in a group')
             identities.append(identity)

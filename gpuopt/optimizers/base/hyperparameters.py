@@ -3,16 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, SupportsFloat, TypedDict
 
 import numpy as np
 
 from gpuopt.locks import Lock
+from gpuopt.step.step_numbers import FollowsSteps
+from gpuopt.step.user_code import call_user_code
 from gpuopt.variables.scalars import as_scalar
 
 # A number, something with a scalar value, or a function without arguments that returns one and is
 # called in each step.
-Hyperparameter = float | Any | Callable[[], Any]
+Hyperparameter = SupportsFloat | Callable[[], SupportsFloat]
+
+# Of gpuopt's optimizers. Type checkers know these alone.
+HyperparameterName = Literal[
+    "learning_rate",
+    "beta1",
+    "beta2",
+    "epsilon",
+    "epsilon_root",
+    "rho",
+    "momentum",
+    "dampening",
+    "weight_decay",
+    "alpha",
+    "beta",
+    "base",
+    "decay",
+    "momentum_decay",
+    "eeta",
+    "learning_rate_power",
+    "l1",
+    "l2",
+    "l1_regularization_strength",
+    "l2_regularization_strength",
+    "l2_shrinkage_regularization_strength",
+    "clip_norm",
+    "clip_value",
+]
+
+
+class OfGroup(TypedDict, total=False):
+    """The hyperparameters that a group may have."""
+
+    learning_rate: Hyperparameter
+    beta1: Hyperparameter
+    beta2: Hyperparameter
+    epsilon: Hyperparameter
+    epsilon_root: Hyperparameter
+    rho: Hyperparameter
+    momentum: Hyperparameter
+    dampening: Hyperparameter
+    weight_decay: Hyperparameter
+    alpha: Hyperparameter
+    beta: Hyperparameter
+    base: Hyperparameter
+    decay: Hyperparameter
+    momentum_decay: Hyperparameter
+    eeta: Hyperparameter
+    learning_rate_power: Hyperparameter
+    l1: Hyperparameter
+    l2: Hyperparameter
+    l1_regularization_strength: Hyperparameter
+    l2_regularization_strength: Hyperparameter
+    l2_shrinkage_regularization_strength: Hyperparameter
+    clip_norm: Hyperparameter | None
+    clip_value: Hyperparameter | None
+
 
 # Types of hyperparameters whose value cannot change.
 _NUMBER_TYPES = (float, int, np.float32, np.float64)
@@ -21,7 +79,7 @@ _NUMBER_TYPES = (float, int, np.float32, np.float64)
 _setting = Lock("the setting of hyperparameters")
 
 
-class Hyperparameters(Mapping[str, Hyperparameter]):
+class Hyperparameters(Mapping[HyperparameterName, Any]):
     """The hyperparameters of an optimizer, or of one of its groups, by name.
 
     To set one, assign to its name: from the next step on, it has the new value. A group has the
@@ -69,10 +127,14 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
             )
         object.__setattr__(self, name, value)
 
-    def __getitem__(self, name: str) -> Hyperparameter:
-        return self.own[name] if self._base is None or name in self.own else self._base[name]
+    # Any, because whoever reads one knows whether it is a number: `rates["learning_rate"] *= 0.5`.
+    def __getitem__(self, name: HyperparameterName) -> Any:
+        try:
+            return self.own[name] if self._base is None or name in self.own else self._base[name]
+        except KeyError:
+            raise KeyError(f"there is no {name!r}; there are {', '.join(self)}") from None
 
-    def __setitem__(self, name: str, value: Hyperparameter) -> None:
+    def __setitem__(self, name: HyperparameterName, value: Hyperparameter) -> None:
         """Sets a hyperparameter.
 
         Raises:
@@ -86,8 +148,9 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
             self._keep({**self.own, name: checked})
             self.changed = {**self.changed, name: value}
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.own if self._base is None else self._base)
+    def __iter__(self) -> Iterator[HyperparameterName]:
+        names: Iterator[Any] = iter(self.own if self._base is None else self._base)
+        return names
 
     def __len__(self) -> int:
         return len(self.own if self._base is None else self._base)
@@ -103,7 +166,7 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
         return {
             name: numbers[name]
             if name in numbers
-            else as_scalar(value() if callable(value) else value, f"{self.whose}{name}")
+            else as_scalar(_value_now(value), f"{self.whose}{name}")
             for name, value in self.own.items()
         }
 
@@ -121,7 +184,9 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
         self.fixed: Mapping[str, np.floating[Any]] = {}
         self._numbers: Mapping[str, np.floating[Any]] = {}
         self.own = own
-        self.changing = {name: each for name, each in own.items() if name not in numbers}
+        self.changing: Mapping[str, Any] = {
+            name: each for name, each in own.items() if name not in numbers
+        }
         self._numbers = numbers
         if len(numbers) == len(own):
             self.fixed = numbers
@@ -148,7 +213,15 @@ class WithAllDigits:
         return with_all_digits(self.given())
 
 
-def require_number(**numbers: float) -> None:
+def _value_now(value: Any) -> Any:
+    if not callable(value):
+        return value
+    given = value.given if isinstance(value, WithAllDigits) else value
+    is_ours = isinstance(given, FollowsSteps) and given._is_ours
+    return value() if is_ours else call_user_code(value)
+
+
+def require_number(**numbers: SupportsFloat) -> None:
     """Refuses what is no number, and functions: what a slot starts with is no hyperparameter.
 
     Raises:
@@ -161,7 +234,7 @@ def require_number(**numbers: float) -> None:
         as_scalar(value, name)
 
 
-def require_positive(**hyperparameters: float) -> None:
+def require_positive(**hyperparameters: Any) -> None:
     """Refuses the values that TensorFlow refuses, NaN, and what is no number.
 
     Raises:
@@ -174,7 +247,7 @@ def require_positive(**hyperparameters: float) -> None:
             raise ValueError(f"{name} must be positive: {value}")
 
 
-def require_not_negative(**hyperparameters: Hyperparameter) -> None:
+def require_not_negative(**hyperparameters: Any) -> None:
     """Refuses the values that TensorFlow refuses, and NaN; functions are not called.
 
     Raises:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.rules.rounded import BFLOAT16
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.masters import Masters
@@ -27,7 +28,7 @@ def checked_rounding(
     Raises:
         TypeError: the seed is no whole number.
         ValueError: it is below 0 or has more than 63 bits, the rule has slots of rows, or there are
-            slots in 8 bits, or master copies with float32 slots.
+            slots in 8 bits, or of their own type float32, or master copies with float32 slots.
     """
     if seed is None:
         return None
@@ -47,6 +48,10 @@ def checked_rounding(
         problem = (
             f"with masters={masters!r}, which lose no digits. Leave one of them out, or give "
             'slot_dtype="bfloat16"'
+        )
+    elif slot_dtype is not None and slot_dtype != BFLOAT16:
+        problem = (
+            f'with slot_dtype="{slot_dtype}": leave one of them out, or give slot_dtype="bfloat16"'
         )
     elif slot_codes is not None:
         problem = "with slot_bits=8: codes are rounded to nearest. Leave one of them out"

@@ -44,12 +44,14 @@ from gpuopt.step.averages import following
 from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips
 from gpuopt.step.device_scaling import Key
 from gpuopt.step.known import KnownGroups
+from gpuopt.step.misuse import Misuse
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.rounding import ROUNDED_STEPS
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.tables_behind import bring_up_all
 from gpuopt.step.updates import HookUpdates, Updates
+from gpuopt.step.user_code import call_user_code
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar
@@ -97,8 +99,57 @@ class RuleOptimizer(Optimizer):
     `_initial_slot_values` where a slot does not start at 0, and `_scalars` where the rule takes
     something else than the hyperparameters themselves.
 
+    A `Hyperparameter` is a number, something with a scalar value, or a function without
+    arguments that returns one and is called once in each step.
+
+    Args:
+        common: What every optimizer takes, as `Optimizer` does: `use_locking` (False unless
+            given), `name` (by default the class's, less "Optimizer") and `on_nonfinite`; and
+            `groups`, a list of `ParameterGroup`; and for the clipping of gradients, which are
+            only read:
+            `clip_norm`, the most that the norm of all gradients of a step may be, else they
+            are all scaled down together. A sparse gradient's equal rows are added up first;
+            `clip_value`, the farthest from 0 that an element may be, else it is put there;
+            `clip_form`, the formula for gradients of norm `n` and `clip_norm` `c`. Gradients
+            are multiplied by `c * min(1 / n, 1 / c)` with "tensorflow", which is NaN if the
+            norm is not finite; by `min(c / (n + 1e-6), 1)` with "torch"; and by `1 / (n / c)`
+            if `n > c` with "apex".
+            Of `clip_norm` and `clip_value`, one may be given. They are hyperparameters. A
+            group that has either is clipped for itself, to the norm of its own gradients; one
+            that has None is not clipped. An infinite `clip_norm` clips nothing: `global_norm`
+            is known then;
+            `slot_bits`, 8 to store each slot in a byte, with a scale for each 256: of Momentum,
+            Adam, Lion and those with their rules. Steps are computed in float32, from slots
+            before they are rounded. An element whose slots would not be finite has 0 there.
+            `slot_form`, how a sum of squares is then stored: its square root with "root", or
+            as it is with "bitsandbytes", for dense gradients alone, as that library does.
+            `slot_dtype`, "bfloat16" to store all slots in bfloat16, beside variables of at most
+            32 bits: rounded to nearest, or by `stochastic_rounding`; or "float32", to store
+            those of 16-bit variables in float32, without `stochastic_rounding`. It goes
+            together with neither `slot_bits=8` nor slots that have a number for each row;
+            `masters`, "float32" to keep a master copy of each float16 or bfloat16 variable in
+            a slot "master", and all other slots in float32, too, or by `slot_dtype`: a step
+            updates the copy, and rounds it to the variable. Of the two, what was written last
+            counts. "remainder" to keep only the 16 bits of the copy that a bfloat16 variable,
+            rounded half up, does not have.
+            Neither goes together with `slot_bits=8`;
+            `stochastic_rounding`, a seed, to round what is written to bfloat16 variables and
+            slots up or down at random, with the number itself as the mean. The random bits
+            depend on seed, count of steps, element and slot alone. It goes together with
+            `masters` if there is a `slot_dtype`, and not with `slot_bits=8`;
+            `slot_dtype` and `masters` may also be given as types, as `np.float32`;
+            and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
+            step, for the variables that have a gradient: with the same values, and mostly in
+            the launch that updates them. It may belong to several optimizers. With `masters`,
+            it is of the master copies, and float32.
+        hyperparameters: By name.
+
     Raises:
-        TypeError: at the definition of a subclass, if `rule` is a plain function.
+        TypeError: a hyperparameter is no number, an argument is unknown, a group names
+            something else than a hyperparameter, or `averages` is no such thing. At the definition
+            of a subclass: `rule` is a plain function.
+        ValueError: a hyperparameter is an array of numbers, two options cannot be had together,
+            or `Optimizer` refuses an argument.
 
     Attributes:
         rule: The arithmetic of a step.
@@ -117,8 +168,23 @@ class RuleOptimizer(Optimizer):
         clips: How gradients are clipped; None if they are not.
         averages: The moving averages that follow each step; None if there are none.
         known: The cache of groups of variables that were updated together.
+        misuse: Warns of calls that train wrongly.
     """
 
+    _unlisted = frozenset(
+        [
+            "averages",
+            "catch_up",
+            "clips",
+            "derived_hyperparameters",
+            "hyperparameter_of",
+            "instead_of_all_rows",
+            "known",
+            "misuse",
+            "rule",
+            "rule_of_other_rows",
+        ]
+    )
     rule: UpdateRule
     rule_of_other_rows: ClassVar[UpdateRule | None] = None
     hyperparameter_of: ClassVar[Mapping[str, str]] = {}
@@ -142,59 +208,8 @@ class RuleOptimizer(Optimizer):
                 "rows: such a rule updates no row without a gradient"
             )
 
+    # No docstring, here and in `Optimizer`: editors would show it in place of a subclass's.
     def __init__(self, common: Common, /, **hyperparameters: Hyperparameter) -> None:
-        """Keeps the hyperparameters, which the subclass's docstring explains.
-
-        A `Hyperparameter` is a number, something with a scalar value, or a function without
-        arguments that returns one and is called once in each step.
-
-        Args:
-            common: What every optimizer takes, as `Optimizer` does: `use_locking` (False unless
-                given), `name` (by default the class's, less "Optimizer") and `on_nonfinite`; and
-                `groups`, a list of `ParameterGroup`; and for the clipping of gradients, which are
-                only read:
-                `clip_norm`, the most that the norm of all gradients of a step may be, else they
-                are all scaled down together. A sparse gradient's equal rows are added up first;
-                `clip_value`, the farthest from 0 that an element may be, else it is put there;
-                `clip_form`, the formula for gradients of norm `n` and `clip_norm` `c`. Gradients
-                are multiplied by `c * min(1 / n, 1 / c)` with "tensorflow", which is NaN if the
-                norm is not finite; by `min(c / (n + 1e-6), 1)` with "torch"; and by `1 / (n / c)`
-                if `n > c` with "apex".
-                Of `clip_norm` and `clip_value`, one may be given. They are hyperparameters. A
-                group that has either is clipped for itself, to the norm of its own gradients; one
-                that has None is not clipped. An infinite `clip_norm` clips nothing: `global_norm`
-                is known then;
-                `slot_bits`, 8 to store each slot in a byte, with a scale for each 256: of Momentum,
-                Adam, Lion and those with their rules. Steps are computed in float32, from slots
-                before they are rounded. An element whose slots would not be finite has 0 there.
-                `slot_form`, how a sum of squares is then stored: its square root with "root", or
-                as it is with "bitsandbytes", for dense gradients alone, as that library does.
-                `slot_dtype`, "bfloat16" to store all slots in bfloat16, beside variables of at most
-                32 bits: rounded to nearest, or by `stochastic_rounding`. It goes together with
-                neither `slot_bits=8` nor slots that have a number for each row;
-                `masters`, "float32" to keep a master copy of each float16 or bfloat16 variable in
-                a slot "master", and all other slots in float32, too, or by `slot_dtype`: a step
-                updates the copy, and rounds it to the variable. Of the two, what was written last
-                counts. "remainder" to keep only the 16 bits of the copy that a bfloat16 variable,
-                rounded half up, does not have.
-                Neither goes together with `slot_bits=8`;
-                `stochastic_rounding`, a seed, to round what is written to bfloat16 variables and
-                slots up or down at random, with the number itself as the mean. The random bits
-                depend on seed, count of steps, element and slot alone. It goes together with
-                `masters` if there is a `slot_dtype`, and not with `slot_bits=8`;
-                `slot_dtype` and `masters` may also be given as types, as `np.float32`;
-                and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
-                step, for the variables that have a gradient: with the same values, and mostly in
-                the launch that updates them. It may belong to several optimizers. With `masters`,
-                it is of the master copies, and float32.
-            hyperparameters: By name.
-
-        Raises:
-            TypeError: a hyperparameter is no number, an argument is unknown, a group names
-                something else than a hyperparameter, or `averages` is no such thing.
-            ValueError: a hyperparameter is an array of numbers, two options cannot be had together,
-                or `Optimizer` refuses an argument.
-        """
         arguments, ours = with_defaults(common, type(self))
         self._grouping = Groups(ours.pop("groups"))
         super().__init__(**arguments)
@@ -217,6 +232,7 @@ class RuleOptimizer(Optimizer):
         self.hyperparameters = Hyperparameters(every, self._checked, settable)
         self.groups = tuple(self._of_group(group, settable) for group in self._grouping)
         self.known = KnownGroups()
+        self.misuse = Misuse()
         self._hint_given = False
         # Values of hyperparameters that do not change, and what `_scalars` has made of them, by
         # the type that the rule computes in.
@@ -248,6 +264,9 @@ class RuleOptimizer(Optimizer):
         number = self._grouping.number_of(variable)
         return list(self._grouping)[number - 1].name if number else ""
 
+    def _averages_of(self, variables: Sequence[Variable]) -> Sequence[Variable]:
+        return () if self.averages is None else self.averages.of(variables)
+
     def _updates_all_rows(self) -> bool:
         return self.rule_of_other_rows is not None and not self.catch_up
 
@@ -262,7 +281,9 @@ class RuleOptimizer(Optimizer):
             for name, value in self.hyperparameters.items()
             if name not in (*CLIPPING, *self.derived_hyperparameters)
         }
-        settings = {name: given.get(name, default) for name, default in defaults.items()}
+        settings: dict[str, Any] = {
+            name: given.get(name, default) for name, default in defaults.items()
+        }
         if self.groups:
             together = zip(self._grouping, self.groups, strict=True)
             given["groups"] = [group.with_changes(now.changed) for group, now in together]
@@ -288,7 +309,7 @@ class RuleOptimizer(Optimizer):
         return [each.changed for each in (self.hyperparameters, *self.groups)]
 
     def _repeat_changes(self, changes: Changes) -> None:
-        of_all = self.hyperparameters, *self.groups
+        of_all: list[Any] = [self.hyperparameters, *self.groups]
         for given, changed in zip(of_all, changes, strict=True):
             follow = {name: of_state(value, self.state) for name, value in given.own.items()}
             mine = {name: new for name, new in follow.items() if new is not given.own[name]}
@@ -304,6 +325,11 @@ class RuleOptimizer(Optimizer):
         """
         if name in CLIPPING:
             return checked_clipping(name, value)
+        if name == "learning_rate" and isinstance(value, list | tuple):
+            raise TypeError(
+                f"learning_rate must be a number, got {type(value).__name__}; variables come with "
+                "their gradients, in apply_gradients or update"
+            )
         if not callable(value):
             as_scalar(value, name)
         return value
@@ -393,7 +419,8 @@ class RuleOptimizer(Optimizer):
             of_its_own = [name for name in settable if name in own or not self._has_state(name)]
             return Hyperparameters(own, self._checked, of_its_own, self.hyperparameters, whose)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{whose}{error}") from None
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{whose}{error}") from error
 
     def _initial_slot_values(self) -> Mapping[str, float]:
         """Returns each slot's initial value, in order of creation: by default 0 for every slot."""
@@ -579,7 +606,7 @@ class RuleOptimizer(Optimizer):
         updates.create_slots()
         updates.fix_scalars()
         updates.check()
-        quietly(updates.write)
+        call_user_code(quietly, updates.write, is_ours=True)
 
     def _checked_updates(self, given: list[Any]) -> Updates:
         if not self._overrides_apply_hook():

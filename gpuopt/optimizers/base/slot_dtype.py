@@ -1,4 +1,4 @@
-"""Slots in bfloat16 as an option of optimizers."""
+"""Slots in a type of their own as an option of optimizers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from gpuopt.rules.rounded import BFLOAT16
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_dtypes import SlotDtype, name_of_dtype
+
+_TYPES: dict[str, np.dtype[Any]] = {each.name: each for each in (BFLOAT16, np.dtype(np.float32))}
 
 
 def checked_slot_dtype(
@@ -28,8 +30,9 @@ def checked_slot_dtype(
     """
     if slot_dtype is None:
         return None
-    if not is_one_of(name_of_dtype(slot_dtype), [BFLOAT16.name]):
-        raise ValueError(f'slot_dtype must be None or "{BFLOAT16.name}", got {slot_dtype!r}')
+    name = name_of_dtype(slot_dtype)
+    if not is_one_of(name, _TYPES):
+        raise ValueError(f'slot_dtype must be None, "bfloat16" or "float32", got {slot_dtype!r}')
     problem = ""
     if slot_codes is not None:
         problem = "with slot_bits=8. Leave one of them out"
@@ -42,4 +45,4 @@ def checked_slot_dtype(
         )
     if problem:
         raise ValueError(f"slot_dtype={slot_dtype!r} cannot be had {problem}")
-    return BFLOAT16
+    return _TYPES[name]

@@ -26,6 +26,7 @@ class StepCountingOptimizer(AllDigitsOptimizer):
             the number of steps so far, of all variables; of the others, each group has its own.
     """
 
+    _unlisted = frozenset(["counters"])
     counters: ClassVar[Mapping[str, float]] = {"step": 0.0}
 
     def _all_non_slot_names(self) -> list[str]:

@@ -17,7 +17,7 @@ from gpuopt.optimizer import Optimizer, leaves_gradients_alone
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, with_all_digits
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer, hooks_of
 from gpuopt.quietly import quietly
-from gpuopt.rules.decayed import decayed
+from gpuopt.rules.decayed import decayed, decayed_rows
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
@@ -123,11 +123,13 @@ class RuleWithWeightDecay(WeightDecay, RuleOptimizer):
 
     def _rules_of(self, variables: Sequence[Any], is_sparse: bool) -> Sequence[UpdateRule] | None:
         rules = super()._rules_of(variables, is_sparse)
-        if rules is None and self._this_call.decaying is None:
+        as_dense = is_sparse and bool((rules or [self.rule])[0].sums)
+        if rules is None and self._this_call.decaying is None and not as_dense:
             return None
         rules = rules or [self._base_rule] * len(variables)
+        decaying = decayed_rows if as_dense else decayed
         return [
-            decayed(rule) if self._decays(variable) else rule
+            decaying(rule) if self._decays(variable) else rule
             for rule, variable in zip(rules, variables, strict=True)
         ]
 
@@ -207,5 +209,5 @@ def _identities(decay_var_list: Iterable[Any] | None) -> frozenset[Identity] | N
         try:
             identities.add(as_variable(each).identity)
         except TypeError as error:
-            raise TypeError(f"decay_var_list[{position}]: {error}") from None
+            raise TypeError(f"decay_var_list[{position}]: {error}") from error
     return frozenset(identities)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import stat
 import subprocess
@@ -21,6 +22,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from every_optimizer import optimizer_classes, update_rules
+from row_sums import sums_of_rows
 from textbook import adam
 
 import gpuopt
@@ -93,6 +95,26 @@ def test_all_rows_of_a_medium_table_are_moved_without_gradients(
         sparse_adam.apply_gradients([(IndexedSlices(gradient[rows], np.array(rows)), table)])
         dense_adam.apply_gradients([(alone, dense)])
     np.testing.assert_allclose(table.numpy(), dense.numpy(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("compiled", ["0", pytest.param("1", marks=pytest.mark.cxx)])
+@pytest.mark.parametrize(("small", "large"), [(1, 0), (10**9, 0), (10**9, 40)])
+def test_rows_without_a_gradient_move_at_any_limits(
+    small: int, large: int, compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUOPT_COMPILED", compiled)
+    limits = CpuLimits(small_elements=small, large_elements=large, elements_per_thread=64)
+    dense = np.random.default_rng(small).normal(size=(12, 5)).astype(np.float32)
+    rows, learning_rate = np.array([3, 11]), 0.125
+    alone = np.zeros_like(dense)
+    alone[rows] = dense[rows]
+    with using(Device.cpu, CpuBackend(limits)):
+        table, optimizer = Variable(np.ones_like(dense)), gpuopt.AdamOptimizer(learning_rate)
+        optimizer.apply_gradients([(dense, table)])
+        optimizer.apply_gradients([(IndexedSlices(dense[rows], rows), table)])
+    steps = [(1, dense), (2, alone)]
+    expected = adam(np.ones_like(dense), steps, learning_rate=learning_rate)["var"]
+    np.testing.assert_allclose(table.numpy(), expected, rtol=1e-6)
 
 
 # A rule, recorded.
@@ -397,33 +419,63 @@ def test_a_slot_of_another_type_is_converted(sparse: bool, every_cpu_form: str) 
 # Repeated rows.
 
 
-def summed_one_by_one(values: np.ndarray, indices: np.ndarray) -> dict[int, np.ndarray]:
-    sums: dict[int, np.ndarray] = {}
-    for value, index in zip(values, indices.tolist(), strict=True):
-        sums[index] = sums[index] + value if index in sums else value
-    return sums
+def many_repeats(rng: np.random.Generator, num_rows: int) -> np.ndarray:
+    """Some rows once, some often, and one in several stretches."""
+    indices = np.minimum(rng.zipf(1.3, num_rows), 10**9)
+    indices[num_rows // 2 :] = 7
+    return rng.permutation(indices)
 
 
-@pytest.mark.parametrize("width", [(), (1,), (2,), (3,), (64,), (5, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("first", [0, 77])
+@pytest.mark.parametrize("width", [(), (1,), (2,), (3,), (64,), (5, 1), (1, 1), (70,)], ids=str)
 @pytest.mark.parametrize("num_rows", [0, 1, 50, 3000])
-def test_repeated_rows_are_added_in_order_of_appearance(
-    width: tuple[int, ...], num_rows: int
+@pytest.mark.parametrize("zeros", [0, 7 % 3], ids=["of_some", "of_the_most_frequent"])
+def test_repeated_rows_are_added_in_the_documented_order(
+    width: tuple[int, ...], num_rows: int, first: int, zeros: int
 ) -> None:
     rng = np.random.default_rng(num_rows)
-    indices = np.minimum(rng.zipf(1.3, num_rows), 10**9)
+    indices = many_repeats(rng, num_rows)
     values = (10.0 ** rng.integers(-6, 6, (num_rows, *width))).astype(np.float32)
-    want = summed_one_by_one(values, indices)
+    values[indices % 3 == zeros] = -0.0
+    want = sums_of_rows(values, indices, first)
 
-    groups = group_rows(indices)
+    groups = group_rows(indices, first)
     sums, order = sum_rows(values, groups)
     assert sorted(groups.rows[order].tolist()) == sorted(want)
     for row, total in zip(groups.rows[order].tolist(), sums, strict=True):
         assert total.tobytes() == want[row].tobytes()
 
-    sums, rows = CPU.sum_duplicate_rows(values, indices)
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", [(), (3,), (5, 14)], ids=str)
+def test_sums_of_rows_are_in_order_of_appearance(
+    width: tuple[int, ...], dtype: Any, every_cpu_form: str
+) -> None:
+    rng = np.random.default_rng(0)
+    indices = many_repeats(rng, 3000).astype(np.int32)
+    values = (10.0 ** rng.integers(-6, 6, (3000, *width))).astype(dtype)
+    values[indices % 3 == 0] = -0.0
+    want = sums_of_rows(values, indices)
+    sums, rows = backend_for(Device.cpu).sum_duplicate_rows(values, indices)
     assert rows.tolist() == list(want)
     assert rows.dtype == indices.dtype
-    assert sums.tobytes() == np.array(list(want.values()), np.float32).tobytes()
+    assert sums.tobytes() == np.array(list(want.values()), dtype).tobytes()
+
+
+@pytest.mark.parametrize("num_rows", [10**4, 10**6])
+def test_the_sum_of_a_row_that_is_named_often_is_near_the_exact_one(
+    num_rows: int, every_cpu_form: str
+) -> None:
+    rng = np.random.default_rng(num_rows)
+    indices = np.zeros(num_rows, np.int64)
+    for values in (np.full(num_rows, 0.1), rng.random(num_rows), rng.normal(size=num_rows)):
+        values = values.astype(np.float32)
+        table = Variable(np.zeros(2, np.float32))
+        slices = IndexedSlices(values, indices)
+        gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(slices, table)])
+        exact = math.fsum(values.tolist())
+        bound = (32 + 16 + num_rows / 512) * np.finfo(np.float32).eps * np.abs(values).sum()
+        assert abs(-float(table.numpy()[0]) - exact) <= bound
 
 
 def test_indices_of_many_digits_are_grouped_alike() -> None:
@@ -444,6 +496,7 @@ def test_rows_are_grouped_as_a_sort_would(dtype: Any) -> None:
     np.testing.assert_array_equal(groups.positions, np.argsort(indices, kind="stable"))
     np.testing.assert_array_equal(groups.rows, rows)
     np.testing.assert_array_equal(groups.begins, [*begins, len(indices)])
+    np.testing.assert_array_equal(groups.firsts, begins)
     assert {array.dtype for array in groups} == {np.dtype(np.int64)}
 
 
@@ -459,25 +512,36 @@ def test_compiled_rules_group_rows_in_order_of_appearance(num_rows: int, dtype: 
     for position, row in enumerate(indices.tolist()):
         want.setdefault(row, []).append(position)
 
-    rows, positions, begins = compiled.group_rows(indices)
+    rows, positions, begins, firsts = compiled.group_rows(indices, 11)
     assert rows.tolist() == list(want)
     parts = [positions[begin:end].tolist() for begin, end in pairwise(begins)]
     assert parts == list(want.values())
+    of_three = np.diff(begins) > 2  # sums of one or two do not depend on it
+    exact = 11 + np.searchsorted(np.sort(indices), rows)
+    assert np.array_equal(firsts[of_three], exact[of_three])
+    assert of_three.sum() == (50 if num_rows == 5000 else 0)
 
 
 @pytest.mark.parametrize("width", [1, 3, 64, 700])
-def test_a_sparse_step_adds_repeated_rows_in_order_of_appearance(
+def test_a_sparse_step_adds_repeated_rows_in_the_documented_order(
     width: int, every_cpu_form: str
 ) -> None:
+    """Of three tables, those of one width are sorted together."""
     rng = np.random.default_rng(width)
-    indices = np.minimum(rng.zipf(1.3, 700), 999).astype(np.int32)
-    values = (10.0 ** rng.integers(-6, 6, (700, width))).astype(np.float32)
-    table = Variable(np.zeros((1000, width), np.float32))
-    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(IndexedSlices(values, indices), table)])
-    want = np.zeros((1000, width), np.float32)
-    for row, total in summed_one_by_one(values, indices).items():
-        want[row] = -total
-    np.testing.assert_array_equal(table.numpy(), want)
+    given: list[tuple[IndexedSlices, Variable]] = []
+    want: list[np.ndarray] = []
+    before = 0
+    for columns in (width, 5, width):
+        indices = np.minimum(many_repeats(rng, 1300), 999).astype(np.int32)
+        values = (10.0 ** rng.integers(-6, 6, (1300, columns))).astype(np.float32)
+        given.append((IndexedSlices(values, indices), Variable(np.zeros((1000, columns), "f"))))
+        want.append(np.zeros((1000, columns), np.float32))
+        for row, total in sums_of_rows(values, indices, before * (columns == width)).items():
+            want[-1][row] = -total
+        before += len(indices) * (columns == width)
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(given)
+    for (_, table), expected in zip(given, want, strict=True):
+        np.testing.assert_array_equal(table.numpy(), expected)
 
 
 @pytest.mark.parametrize("name", ["AdagradOptimizer", "AdamOptimizer"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -12,16 +11,13 @@ import pytest
 from dtypes import DTYPES_BY_NAME
 from emulator import EmulatorLauncher
 from gpu_streams import new_stream, uploaded
-from interrupt_at import HandleAt
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends import to_device
-from gpuopt.backends.catch_up import CatchUp
 from gpuopt.device import Device
 from gpuopt.rules.catch_up import Factors
 from gpuopt.step import tables_behind
-from gpuopt.step.rows_behind import TableBehind
 
 HEIGHT = 24
 
@@ -180,43 +176,6 @@ def step_by(optimizer: Any, table: Variable, given: IndexedSlices) -> None:
     optimizer.apply_gradients([(given, table)])
 
 
-@pytest.mark.emulator
-@pytest.mark.usefixtures("emulated_gpus")
-@pytest.mark.parametrize(("handler", "steps"), [("step", 5), ("step", 6), ("read", 3)])
-def test_a_signal_handler_may_come_at_any_moment_of_a_step(
-    handler: str, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With room for 6 steps: the handler's may take the last, and kernels must count no more."""
-    monkeypatch.setattr(Factors, "room_for", lambda self, height: 6)
-    value = np.full((2, 3), 2, np.float32)
-    slices, others = IndexedSlices(value, [1, 19]), IndexedSlices(value, [2, 18])
-    moment, is_over = 1, False
-    while not is_over:
-        rng = np.random.default_rng(5)
-        tables = [Variable(np.ones((HEIGHT, 3), "f4"), device=on) for on in ("gpu:0", "cpu")]
-        optimizers = [gpuopt.AdamOptimizer(catch_up=True), gpuopt.AdamOptimizer()]
-        late, exact = map(partial, [step_by] * 2, optimizers, tables)
-        for _ in range(steps):
-            given = slices_of(rng, 5, 3, np.float32)
-            late(given)
-            exact(given)
-        handle = partial(late, others) if handler == "step" else tables[0].numpy
-        inside = "cuda/catch_up.py", "rows_behind.py", "count_of_steps.py", "cuda/backend.py"
-        with HandleAt(moment, handle, inside) as handled:
-            late(slices)
-        is_over = handled.is_over
-        for each in [slices] if is_over or handler == "read" else [slices, others]:
-            exact(each)
-        behind: Any = tables[0].identity.behind
-        assert behind._catch_up.on_device._now.get() <= behind._catch_up.now <= 6
-        # Of rows that neither names: the order of the steps is the handler's. One step that is lost
-        # makes 40 times the difference that their numbers make.
-        got, expected = (np.delete(table.numpy(), [1, 2, 18, 19], axis=0) for table in tables)
-        np.testing.assert_allclose(got, expected, atol=5e-5)
-        moment += 2
-    assert moment > 40
-
-
 def ends_on_streams(streams: list[Any], catch_up: Any) -> list[np.ndarray]:
     """Returns tables and slots after steps and lookups on streams in turn."""
     rng = np.random.default_rng(8)
@@ -254,39 +213,6 @@ def test_steps_and_lookups_on_several_streams_follow_each_other(
     got = ends_on_streams([new_stream() for _ in range(3)], catch_up)
     for mine, theirs in zip(got, expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
-
-
-@on_gpus
-@ways
-def test_a_signal_handler_may_take_the_last_room(
-    gpus: Any, catch_up: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It steps once a step has found room, and before that is launched."""
-    monkeypatch.setattr(Factors, "room_for", lambda self, height: 6)
-    gradient = IndexedSlices(np.ones((1, 3), "f4"), [2])
-    every_row = IndexedSlices(np.ones((HEIGHT, 3), "f4"), np.arange(HEIGHT))
-    ends, ready = [], TableBehind._ready
-    counts: list[CatchUp] = []
-    for device in ("cpu", "gpu:0"):
-        table = Variable(np.ones((HEIGHT, 3), "f4"), device=device)
-        optimizer = gpuopt.AdamOptimizer(0.1, catch_up=catch_up)
-        optimizer.apply_gradients([(every_row, table)])
-        step = partial(optimizer.apply_gradients, [(gradient, table)])
-
-        def ready_and_handled(self: Any, *given: Any, step: Any = step) -> Any:
-            count = ready(self, *given)
-            monkeypatch.setattr(TableBehind, "_ready", ready)
-            step()
-            counts.append(count)
-            return count
-
-        for number in range(12):
-            if number == 4:
-                monkeypatch.setattr(TableBehind, "_ready", ready_and_handled)
-            step()
-        ends.append(np.delete(table.numpy(), 2, axis=0))
-    assert [count.now for count in counts] == [6, 6]
-    np.testing.assert_allclose(ends[1], ends[0], rtol=2e-6)
 
 
 @pytest.mark.gpu

@@ -250,7 +250,7 @@ kept: list[Any] = []  # what CuPy reads as long as its array lives
     [
         (from_dlpack, "DLPackMemory"),
         (lambda host: from_dlpack(host)[:], "DLPackMemory"),
-        (lambda host: lent_by(None, host), "something unknown"),
+        (lambda host: lent_by(None, host), "type UnownedMemory"),
         (lambda host: lent_by(object(), host), "type object"),
         pytest.param(
             lambda host: lent_by(tensor_on_other_memory(host), host),

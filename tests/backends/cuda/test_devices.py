@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import fake_cupy
@@ -18,6 +18,7 @@ import pytest
 from dtypes import every_dtype
 from emulator import EmulatorLauncher, kernel_library
 from every_optimizer import configurations, make, own_step
+from failing_launch import failing_launch
 from fake_cupy import host_memory
 from golden_cases import GoldenCase, check, optimizer_cases
 from interrupt_at import HandleAt, Interrupt, InterruptAt
@@ -45,21 +46,6 @@ def arrays_of(optimizer: gpuopt.Optimizer, variable: Any) -> list[np.ndarray]:
     slots = [optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()]
     var = variable.numpy() if isinstance(variable, Variable) else variable.get()
     return [var, *(slot.numpy() for slot in slots)]
-
-
-@contextlib.contextmanager
-def failing_launch(number: int, error: type[BaseException]) -> Iterator[None]:
-    """Has one of the launches inside, counted from 0, raise an error."""
-    start, numbers = Launch.start, itertools.count()
-
-    def start_or_fail(launch: Launch) -> None:
-        if next(numbers) == number:
-            raise error
-        start(launch)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Launch, "start", start_or_fail)
-        yield
 
 
 def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
@@ -295,6 +281,7 @@ def test_a_step_that_ctrl_c_stops_before_its_launch_leaves_the_next_its_gradient
         patched.setattr(Launch, "replace", replace_and_stop)
         with pytest.raises(KeyboardInterrupt):
             optimizer.apply_gradients(hundreds)
+    optimizer.accept_unfinished_step()
     optimizer.apply_gradients(ones)
     assert all(variable.numpy().tolist() == [102] * 2 for variable in variables)
 
@@ -702,7 +689,7 @@ def test_threads_with_streams_of_their_own_lose_no_update() -> None:
                 optimizer.apply_gradients([(gradient, w), (slices, table)], global_step=step)
                 w.value()
 
-    run_threads([work] * 4)
+    run_threads([work] * 4, lambda: None)
     optimizer.check()
     assert int(step) == 80
     assert w.numpy().tolist() == [-80] * 3
@@ -1042,6 +1029,7 @@ def test_a_launch_that_fails_leaves_no_row_marked(failing: int) -> None:
     model.apply([0, 1, 2, 3, 4, 5])
     with failing_launch(failing, KeyboardInterrupt), contextlib.suppress(KeyboardInterrupt):
         model.apply([1, 2, 1])
+    model.optimizer.accept_unfinished_step()
     var, m, v = arrays_of(model.optimizer, model.table)
     beta1_power, beta2_power = (power.numpy() for power in model.optimizer.state.host_scalars())
     model.apply([4])
@@ -1051,67 +1039,6 @@ def test_a_launch_that_fails_leaves_no_row_marked(failing: int) -> None:
     v += (1 - 0.999) * (grad * grad - v)
     var -= 0.1 * np.sqrt(1 - beta2_power) / (1 - beta1_power) * m / (np.sqrt(v) + 1e-8)
     np.testing.assert_allclose(model.table.numpy(), var, rtol=1e-6)
-
-
-@pytest.mark.parametrize("rows", [[1, 2, 1], [3] * 3000], ids=["few rows", "many rows"])
-def test_a_step_in_a_signal_handler_leaves_the_sparse_step_around_it_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, rows: list[int]
-) -> None:
-    def gradients(height: int, rows: list[int]) -> list[Any]:
-        tables = [Variable(np.zeros((height, 4), np.float32), device="gpu:0") for _ in range(2)]
-        ones = on_gpu(np.ones((len(rows), 4), np.float32))
-        return [(IndexedSlices(ones, on_gpu(rows)), table) for table in tables]
-
-    mine, others = gradients(4, rows), gradients(100, [99, 98, 5, 4])
-    optimizer, other = (gpuopt.GradientDescentOptimizer(-1.0) for _ in range(2))
-    start, upload = Launch.start, EmulatorLauncher.upload
-    moments = 0
-
-    def interrupted(function: Callable[..., None], *given: Any) -> None:
-        nonlocal moments
-        moments -= 1
-        if moments == 0:
-            other.apply_gradients(others)
-        function(*given)
-
-    monkeypatch.setattr(Launch, "start", lambda *given: interrupted(start, *given))
-    monkeypatch.setattr(EmulatorLauncher, "upload", lambda *given: interrupted(upload, *given))
-    for step in range(1, 30):
-        moments = step
-        optimizer.apply_gradients(mine)
-        if moments > 0:
-            break
-        optimizer.check()
-        other.check()
-        for _, table in mine:
-            expected = np.bincount(rows, minlength=4) * step
-            np.testing.assert_array_equal(table.numpy(), np.repeat(expected[:, None], 4, axis=1))
-        for slices, table in others:
-            expected = np.bincount(slices.indices.get(), minlength=100) * step
-            np.testing.assert_array_equal(table.numpy(), np.repeat(expected[:, None], 4, axis=1))
-    assert 3 < step < 29
-
-
-def test_a_step_in_a_signal_handler_leaves_the_dense_step_around_it_its_gradients(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    w = Variable(np.zeros(3, np.float32), device="gpu:0")
-    mine, others = ([(on_gpu(np.full(3, value, np.float32)), w)] for value in (1, 100))
-    optimizer = gpuopt.GradientDescentOptimizer(-1.0)
-    for given in (mine, others):
-        optimizer.apply_gradients(given)
-    start = Launch.start
-
-    def interrupted(self: Launch) -> None:
-        monkeypatch.setattr(Launch, "start", start)
-        optimizer.apply_gradients(others)
-        start(self)
-
-    monkeypatch.setattr(Launch, "start", interrupted)
-    optimizer.apply_gradients(mine)
-    assert w.numpy().tolist() == [202] * 3
-    optimizer.apply_gradients(mine)
-    assert w.numpy().tolist() == [203] * 3
 
 
 # The first launch of a sparse step looks at its rows.
@@ -1127,6 +1054,7 @@ def test_a_launch_that_fails_keeps_other_streams_waiting(
         optimizer.apply_gradients([(gradient, a), (gradient, b)])
         with failing_launch(failing, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
             optimizer.apply_gradients([(given, a)])
+    optimizer.accept_unfinished_step()
     waits(emulated_gpus)
     with fake_cupy.cuda.Stream() as two:
         optimizer.apply_gradients([(gradient, a)])
@@ -1169,6 +1097,10 @@ def test_a_launch_that_fails_says_what_was_updated_and_leaves_the_optimizer_usab
         assert (slot is None) == (failing == 0)
         before = 0 if slot is None else slot.numpy()
         expected[name] = variable.numpy() - (0.5 * before + 1)
+    if said:
+        with pytest.raises(RuntimeError, match="was not finished"):
+            step()
+    optimizer.accept_unfinished_step()
     step()
     optimizer.check()
     for name, variable in variables.items():

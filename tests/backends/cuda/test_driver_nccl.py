@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.gpu, pytest.mark.driver]
-
 SIZE = 3
+pytestmark = [pytest.mark.gpu, pytest.mark.gpus(SIZE), pytest.mark.driver]
+
 FLOAT, SUM = 7, 0
 TYPES = {
     **{np.int8: 0, np.uint8: 1, np.int32: 2, np.uint32: 3, np.int64: 4, np.uint64: 5},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import json
@@ -9,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -108,6 +109,20 @@ def test_the_clock_times_the_device_and_not_the_host(cupy: Any, clock: GpuClock)
     assert 40 <= clock.device_ms(lambda: clock.hold(40), host_ms=1) < 200
     assert clock.device_ms(lambda: sleep(0.2), host_ms=400) < 150
     assert measure_copy_bytes_per_second(cupy, 2**26, rounds=3) > 1e9
+
+
+@pytest.mark.driver
+def test_a_timed_step_finds_caches_that_were_written_and_then_read(clock: GpuClock) -> None:
+    def kernels_before(time: Callable[[], object]) -> list[str]:
+        with driver.record_launches() as launches:
+            time()
+        return [each.name or each.kind for each in launches if each.name != "hold"]
+
+    read = kernels_before(lambda: clock.device_ms(lambda: None, host_ms=0))
+    assert [name.partition("_")[0] for name in read] == ["fill", "cupy"]
+    assert "max" in read[1]
+    assert kernels_before(lambda: clock.whole_ms(lambda: None)) == read
+    assert kernels_before(lambda: clock.device_ms(lambda: None, 0, dirty=True)) == read[:1]
 
 
 @pytest.fixture
@@ -355,10 +370,43 @@ def test_raw_arrays_are_updated_in_place(cupy: Any) -> None:
     assert not np.array_equal(array.get(), start)
 
 
+@pytest.mark.driver  # few GPUs can read the system's memory
+def test_memory_of_the_system_is_cupys_own(cupy: Any) -> None:
+    pointer = cupy.cuda.memory.malloc_system(48)
+    ctypes.memset(pointer.ptr, 0, 48)
+    array = cupy.ndarray((3, 4), np.float32, pointer)
+    gradient = cupy.ones((3, 4), np.float32)
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    for _ in range(3):
+        optimizer.apply_gradients([(gradient, array[:])])
+    cupy.cuda.Device(0).synchronize()
+    values = np.ctypeslib.as_array((ctypes.c_float * 12).from_address(pointer.ptr))
+    assert values.tolist() == [-1 - 1.5 - 1.75] * 12
+    assert len(optimizer.variables()) == 1
+
+
+@pytest.mark.driver  # as above
+def test_memory_of_the_system_that_numpy_has_lent_is_numpys() -> None:
+    program = """
+import cupy, gpuopt, numpy as np
+host = np.zeros(3, np.float32)
+optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+for _ in range(3):
+    array = cupy.asarray(host)
+    assert array.data.ptr == host.ctypes.data
+    optimizer.apply_gradients([(cupy.ones(3, np.float32), array)])
+cupy.cuda.Device(0).synchronize()
+print(host.tolist(), len(optimizer.variables()))
+"""
+    environment = {**os.environ, "CUPY_ENABLE_UMP": "1"}
+    command = [sys.executable, "-c", program]
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert finished.stdout.splitlines() == ["[-4.25, -4.25, -4.25] 1"], finished.stderr
+
+
+@pytest.mark.gpus(2)
 @pytest.mark.usefixtures("every_schedule")
 def test_variables_of_several_gpus_are_each_updated_on_their_own(cupy: Any) -> None:
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("there is one GPU")
     start, gradient = np.random.default_rng(2).normal(size=(2, 1000)).astype(np.float32)
     variables = [Variable(start, device=f"gpu:{index}") for index in range(2)]
     with cupy.cuda.Device(1):
@@ -372,9 +420,8 @@ def test_variables_of_several_gpus_are_each_updated_on_their_own(cupy: Any) -> N
     assert cupy.cuda.runtime.getDevice() == 0
 
 
+@pytest.mark.gpus(2)
 def test_ctrl_c_while_a_device_is_entered_leaves_the_one_before_current(cupy: Any) -> None:
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("there is one GPU")
     backend = backend_for(gpuopt.device.Device("gpu", 1))
     errors = []  # their tracebacks keep alive what was in the middle of something
     for moment in itertools.count(1):

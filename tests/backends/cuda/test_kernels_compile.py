@@ -65,7 +65,7 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     if is_averaged and ("coded" in kernel.function or storage not in ("float", "double")):
         # Two blocks of 256, or three: more elements are in registers than a rule has of itself.
         is_scaled = isinstance(kernel.rule, ScaledRule)
-        has_wide_average = storage.count("__nv_bfloat16") == 3 and storage.endswith("Split>")
+        has_wide_average = "float" not in storage.replace("bfloat16", "")  # beside 16 bits alone
         has_many_slots = slots > 2 and "coded" in kernel.function
         has_many_slots |= slots > 3 and kernel.rule.is_rounded
         return 128 if is_scaled or has_wide_average or has_many_slots else 80

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from emulator.emulator import EmulatorLauncher
 from every_kernel import kernels_without_rule
 from every_optimizer import update_rules
 from kernel_updates import Arrays, Update, apply_dense, check, check_sorted, copy_of
+from row_sums import PIECE, STRETCH, sum_by_cuts
 
 from gpuopt.backends import Target
 from gpuopt.backends.backend import SparseUpdate, compute_type
@@ -27,10 +27,8 @@ from gpuopt.backends.cuda.launch_shapes import (
     MAX_CHUNK,
     MIN_CHUNK,
     PACK_BYTES,
-    PIECE,
     SHARES_PER_GROUP,
     SORT_TILE,
-    STRETCH,
     dense_blocks,
     dense_chunk,
     dense_threads,
@@ -185,28 +183,6 @@ def test_sums_are_right_after_a_launch_that_failed(fails_at: int, always_in_shar
 # Long runs
 
 
-def sum_by_cuts(values: np.ndarray, begin: int) -> np.ndarray:
-    """The sum of a run's gradients, [occurrences, width], in the documented order."""
-
-    def in_order(parts: np.ndarray) -> np.ndarray:
-        zero = np.zeros_like(parts[:1])
-        return np.add.accumulate(np.concatenate([zero, parts]), axis=0)[-1]
-
-    def cut(parts: np.ndarray, first: int, size: int) -> Iterator[np.ndarray]:
-        edges = [first, *range(first // size * size + size, first + len(parts), size)]
-        edges.append(first + len(parts))
-        for start, stop in itertools.pairwise(edges):
-            yield parts[start - first : stop - first]
-
-    def of_pieces(parts: np.ndarray, first: int) -> list[np.ndarray]:
-        return [in_order(piece) for piece in cut(parts, first, PIECE)]
-
-    first_stretch, *others = cut(values, begin, STRETCH)
-    sums = of_pieces(first_stretch, begin)
-    sums += [in_order(np.stack(of_pieces(stretch, 0))) for stretch in others]
-    return in_order(np.stack(sums))
-
-
 RUNS = [1, PIECE, PIECE + 1, STRETCH + 1] + (
     [] if SANITIZED else [PIECE - 1, STRETCH - 1, STRETCH, 4 * STRETCH, 9 * STRETCH + 5]
 )
@@ -224,6 +200,7 @@ def test_runs_of_any_length_are_summed_in_the_documented_order(run: int, dtype: 
         lengths = {1: before, 2: run, 5: run if run < STRETCH else 100, 6: 3}
         rows = np.repeat(list(lengths), list(lengths.values()))
         values = rng.normal(size=(rows.size, width)).astype(DTYPES_BY_NAME[dtype])
+        values[rows == 6] = -0.0
         backend = CudaBackend(Device("gpu"), EmulatorLauncher(seed=width))
         sums, unique = backend.sum_duplicate_rows(values, rows)
         real = values.astype(compute_type(values.dtype))

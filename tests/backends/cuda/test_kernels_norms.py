@@ -105,23 +105,6 @@ def test_types_are_summed_together() -> None:
     assert CudaNorms(launcher).norm([], (), np.float32) == 0
 
 
-@pytest.mark.parametrize("real", ["float32", "float64"])
-def test_a_schedule_is_evaluated_by_every_thread_at_a_step_of_its_own(real: str) -> None:
-    # Kind 4: up to and including steps 2 and 5, and beyond; see PiecewiseConstant.
-    form = np.float64([4, 5, 2, 5, 0.5, 0.25, 0.125])
-    values = np.zeros(7, real)
-    EmulatorLauncher(seed=1).launch(
-        kernels.evaluate_schedule(real),
-        2,
-        32,
-        form=form,
-        step=np.array([1]),
-        count=7,
-        values=values,
-    )
-    assert values.tolist() == [0.5, 0.5, 0.25, 0.25, 0.25, 0.125, 0.125]
-
-
 @pytest.mark.skipif(SANITIZED, reason="under a sanitizer it takes minutes")
 def test_the_norm_of_ten_million_elements_is_as_near_as_is_promised() -> None:
     gradient = np.random.default_rng(0).standard_normal(10**7, np.float32)

@@ -18,10 +18,10 @@ from gpuopt.backends.backend import RowCheck, SparseUpdate, compute_type
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.backends.cuda.mixed import WrittenTypes
-from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, MAX_SHORT_KEYS
-from gpuopt.backends.cuda.sorted_tables import Table, together
+from gpuopt.backends.cuda.sorted_tables import Table
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.backends.row_order import MAX_ROWS, MAX_SHORT_KEYS, together
 from gpuopt.device import Device
 from gpuopt.rules.update_rule import UpdateRule
 

@@ -1,6 +1,6 @@
-"""GPUs that are not there: CuPy's own wheel runs on them, on any Linux with g++ on x86-64.
+"""The stub driver: CuPy's own wheel runs on it without a GPU, on any Linux with g++ on x86-64.
 
-See docs/architecture.md, "A driver that is not there".
+See docs/architecture.md, "The stub driver".
 """
 
 from __future__ import annotations
@@ -104,26 +104,6 @@ def precedes(done: Mark, device: int, stream: int) -> bool:
 def num_remembered() -> int:
     """Counts streams and the entries of vector clocks, on which the time of each call depends."""
     return library().driver_num_remembered()  # type: ignore[no-any-return]
-
-
-class Memory(NamedTuple):
-    """All memory that a device has ever used.
-
-    Attributes:
-        begin: Its address, as the program sees it.
-        values: What it holds.
-    """
-
-    begin: int
-    values: bytes
-
-
-def memory(device: int = 0) -> Memory:
-    """Runs everything that is queued, and copies a device's memory."""
-    synchronize()
-    here, begin, size = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t()
-    library().driver_memory(device, *map(ctypes.byref, (here, begin, size)))
-    return Memory(begin.value, ctypes.string_at(here.value or 0, size.value))
 
 
 class Launch(NamedTuple):

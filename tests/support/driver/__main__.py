@@ -1,8 +1,7 @@
-"""Runs Python on GPUs that are not there: python tests/support/driver SCRIPT or -m MODULE ...
+"""Runs Python on the stub driver: python tests/support/driver SCRIPT or -m MODULE ...
 
 GPUOPT_DRIVER_STREAMS says how streams run: immediate, oldest (the default), newest or random:SEED.
-GPUOPT_DRIVER_DEVICES and GPUOPT_DRIVER_MULTIPROCESSORS say how much is not there, and
-GPUOPT_DRIVER_FIRST_ADDRESS where its memory begins.
+GPUOPT_DRIVER_DEVICES says how many GPUs there are (5).
 """
 
 from __future__ import annotations
@@ -17,6 +16,13 @@ def main() -> None:
         print(__doc__)
         sys.exit(2)
     site = Path(__file__).resolve().parent / "site"
+    sys.path.insert(0, str(site.parents[1]))
+    from driver import native_library
+
+    try:
+        native_library.compiled()  # where it fails in the next process, that goes on without it
+    except native_library.MissingHeadersError as error:
+        sys.exit(str(error))
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "GPUOPT_DRIVER": "1"}
     os.execve(sys.executable, [sys.executable, *sys.argv[1:]], environment)

@@ -63,6 +63,7 @@ def after_cupy() -> None:
 
     library().driver_set_find(kernels.find)
     kernels.watch(cupy.cuda.compiler)
+    cupy.random = sys.modules["cupy.random"] = libraries.refused_random()
     if os.environ.get("GPUOPT_DRIVER_BLOCKS", "watched") == "watched":
         watch_blocks(cupy)
 

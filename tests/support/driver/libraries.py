@@ -43,6 +43,21 @@ def load(site: Path) -> None:
     sys.modules["cupy.cuda.thrust"] = _thrust()
 
 
+def refused_random() -> ModuleType:
+    """Returns a module in the place of cupy.random, whose kernels are in machine code."""
+    module = ModuleType("cupy.random")
+
+    def refuse(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotImplementedError(
+            f"the stub driver has no cupy.random.{name}: make random numbers with numpy.random"
+        )
+
+    module.__getattr__ = refuse  # type: ignore[method-assign]
+    return module
+
+
 def _needs(extension: Path, stem: str) -> tuple[str, list[str]]:
     """Returns the library's full name, and the functions that the extension calls."""
     header = subprocess.check_output(["objdump", "-p", str(extension)], text=True)

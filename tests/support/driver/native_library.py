@@ -56,10 +56,17 @@ def digest_of(folder: Path, pattern: str = "*") -> str:
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
 
 
+class MissingHeadersError(Exception):
+    """NVIDIA's headers are not installed."""
+
+
 def headers() -> str:
     folder = cuda_headers()
     if folder is None:
-        raise RuntimeError("nvidia-cuda-runtime and nvidia-cuda-crt, from 13 on, are not installed")
+        raise MissingHeadersError(
+            "the stub driver needs the headers of nvidia-cuda-runtime and nvidia-cuda-crt: "
+            "pip install 'nvidia-cuda-runtime>=13,<14' 'nvidia-cuda-crt>=13,<14'"
+        )
     return f"-isystem{folder}"
 
 
@@ -79,23 +86,27 @@ def shared_library(
     # As the real ones, whose names are the versions of their symbols.
     command += ["-Wl,--default-symver", *map(str, sources), "-x", "c++", "-"]
     if not is_part:
-        command += ["-x", "none", str(_driver())]
+        command += ["-x", "none", str(compiled())]
     return build(soname, command, inputs, text)
 
 
-def _driver() -> Path:
+def compiled() -> Path:
+    """Compiles the driver, unless it is there from an earlier run.
+
+    Raises:
+        MissingHeadersError: NVIDIA's headers are not installed.
+    """
     return shared_library("libcuda.so.1", sorted(NATIVE.glob("*.cpp")))
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
     """Returns the driver, loaded: whoever opens libcuda.so.1 from now on gets it."""
-    lib = ctypes.CDLL(str(_driver()))
+    lib = ctypes.CDLL(str(compiled()))
     for function in ("driver_counts", "driver_take_reports", "driver_launches"):
         getattr(lib, function).restype = ctypes.c_char_p
     lib.driver_set_policy.argtypes = [ctypes.c_int, ctypes.c_uint64]
     lib.driver_next_module.argtypes = [ctypes.c_long]
-    lib.driver_order_threads.argtypes = [ctypes.c_uint64]
     lib.driver_part_taken.argtypes = [
         *(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p)
     ]

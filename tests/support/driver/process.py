@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import json
 import os
@@ -15,13 +14,8 @@ from driver.native_library import library
 
 
 def install() -> None:
-    number = os.environ.get
-    library().driver_configure(
-        int(number("GPUOPT_DRIVER_DEVICES", "5")),
-        int(number("GPUOPT_DRIVER_MULTIPROCESSORS", "6")),
-        cuda_of_cupy(),
-        ctypes.c_uint64(int(number("GPUOPT_DRIVER_FIRST_ADDRESS", "0x200000000000"), 16)),
-    )
+    num_devices = int(os.environ.get("GPUOPT_DRIVER_DEVICES", "5"))
+    library().driver_configure(num_devices, cuda_of_cupy())
     set_policy(*policy_of_process())
     os.environ.setdefault("CUPY_CACHE_DIR", str(build_cache("cupy")))
     cupy_hooks.install()

@@ -19,7 +19,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from handled_calls import REFUSALS
 from interrupt_at import HandleAt
 
 import gpuopt
@@ -749,5 +748,5 @@ class _refused(suppress):
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
         if isinstance(error, RuntimeError):
-            assert any(reason in str(error) for reason in REFUSALS), error
+            assert "signal handler" in str(error), error
         return super().__exit__(kind, error, traceback)

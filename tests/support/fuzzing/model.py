@@ -79,6 +79,8 @@ class NaiveOptimizer:
     def accepts(self, state: Any, labels: Sequence[str]) -> bool:
         """Whether a state has all that is there now, of these arrays and otherwise."""
         slots, others = state
+        if self._is_of_no_step(state, labels):
+            return True
         saved = {label for by_label in slots.values() for label in by_label}
         complete = all(
             label in slots[name]
@@ -92,12 +94,24 @@ class NaiveOptimizer:
     def load(self, state: Any, labels: Sequence[str]) -> None:
         """Takes over the state of some arrays, and leaves that of all others."""
         slots, others = copy.deepcopy(state)
+        if self._is_of_no_step(state, labels):
+            self.slots = {name: {} for name in self.initial}
+            for name in self.other_names:
+                self.others.pop(name, None)
+                self.waiting.pop(name, None)
         for name, by_label in slots.items():
             for label in labels:
                 if label in by_label:
                     self.slots[name][label] = by_label[label]
         for name, value in others.items():
             (self.others if name in self.others else self.waiting)[name] = value
+
+    def _is_of_no_step(self, state: Any, labels: Sequence[str]) -> bool:
+        """Whether a state is of before the first step, and of all arrays that have slots now."""
+        slots, others = state
+        has_slots = {label for by_label in self.slots.values() for label in by_label}
+        is_empty = not any(slots.values()) and not set(others) & set(self.other_names)
+        return is_empty and has_slots <= set(labels)
 
 
 class GradientDescent(NaiveOptimizer):

@@ -183,6 +183,7 @@ def interrupted(world: World, files: Files) -> str:
                     works[what]()
                 break
             except Interrupt:
+                optimizer.accept_unfinished_step()
                 all_work()
                 pool.submit(all_work).result(60)
             moment += stride

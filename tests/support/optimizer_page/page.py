@@ -1,4 +1,4 @@
-"""Puts docs/optimizers.md together."""
+"""Puts docs/optimizers.md together, and the page of each optimizer in docs/optimizers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import peers
+import reference_pages
 import surfaces
 from optimizer_page import entries, exports, forms, peer_defaults, prose
 from optimizer_page.measured import bytes_of_state, measure, reach
@@ -25,10 +26,6 @@ LIBRARIES = {"tf": "TensorFlow", "keras": "Keras", "lion_pytorch": "lion-pytorch
 def page(command: str) -> str:
     optimizers = exports.optimizers()
     steps = {f"{each.name}_steps": each.steps for each in surfaces.SURFACES}
-    versions = [
-        f"{LIBRARIES.get(library, library)} {version}"
-        for library, version in peer_defaults.versions().items()
-    ]
     of_workers = [each for each in wrappers() if is_for_workers(each)]
     others = [each for each in wrappers() if each not in of_workers]
     return "".join(
@@ -37,11 +34,10 @@ def page(command: str) -> str:
             *(row(case, ", ".join(map(link_to, names)), why) for case, names, why in prose.GUIDE),
             prose.ALL,
             *map(in_one_row, optimizers),
+            prose.COMMON,
             prose.GALLERY.format(**steps),
             prose.FORMS,
             *map(family, forms.FAMILIES),
-            prose.SECTIONS.format(versions=listed(versions)),
-            *map(section, optimizers),
             prose.WRAPPERS,
             *map(wrapper_in_full, others),
             prose.WORKERS,
@@ -64,14 +60,14 @@ def listed(names: Sequence[str]) -> str:
 
 
 def link_to(short_name: str) -> str:
-    return f"[{short_name}](#{short_name.lower()}optimizer)"
+    return f"[{short_name}](optimizers/{short_name}.md)"
 
 
 def in_one_row(optimizer: type[RuleOptimizer]) -> str:
-    name = optimizer.__name__
+    link = f"[`{optimizer.__name__}`](optimizers/{exports.short_name(optimizer)}.md)"
     found = measure(optimizer, {})
     summary = exports.docstring(optimizer).summary
-    return row(f"[`{name}`](#{name.lower()})", summary, state(optimizer), reach(found))
+    return row(link, summary, state(optimizer), reach(found))
 
 
 def state(optimizer: type[RuleOptimizer]) -> str:
@@ -84,27 +80,30 @@ def state(optimizer: type[RuleOptimizer]) -> str:
     return f"{usual}, or {bytes_of_state(measure(optimizer, larger))} with {arguments}"
 
 
-def section(optimizer: type[RuleOptimizer]) -> str:
-    """Describes one optimizer."""
+def page_of(optimizer: type[RuleOptimizer], command: str) -> str:
+    """Returns the page of one optimizer."""
+    name = exports.short_name(optimizer)
     described = exports.docstring(optimizer)
     found = measure(optimizer, {})
     kept = [f"{state(optimizer)} bytes for each float32 parameter"]
     kept += [f"in the slots {listed(list(map(code_cell, found.slots)))}"] if found.slots else []
     kept += [f"and {listed(list(map(code_cell, found.others)))} once"] if found.others else []
     parts = [
-        f"### {optimizer.__name__}",
+        f"# {optimizer.__name__}",
+        f"<!-- `{command}` writes this page. -->",
         described.summary,
         f"```text\n{described.formula}\n```",
         described.text,
         f"![Its path from the circle to the star, on Rosenbrock's function and in a ravine: "
-        f"{exports.short_name(optimizer)}.](images/paths/{exports.short_name(optimizer)}.svg)",
+        f"{name}.](../images/paths/{name}.svg)",
+        f"## Use\n\n```python\n{example(optimizer)}\n```",
         f"State: {', '.join(kept)}. A sparse step writes {reach(found)}.",
         f"Compared in the tests with {listed(sources(optimizer))}.",
-        f"```python\n{example(optimizer)}\n```",
-        defaults(optimizer),
-        agreement(exports.short_name(optimizer)),
+        arguments(optimizer),
+        elsewhere(optimizer),
+        reference_pages.signature_of(f"gpuopt.{optimizer.__name__}"),
     ]
-    return "\n" + "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
 
 
 def sources(optimizer: type[RuleOptimizer]) -> list[str]:
@@ -123,26 +122,49 @@ def sources(optimizer: type[RuleOptimizer]) -> list[str]:
 
 def example(optimizer: type[RuleOptimizer]) -> str:
     given = [f"{name}={value!r}" for name, value in exports.required_arguments(optimizer).items()]
-    if exports.takes_global_step(optimizer):
-        given.append("global_step=step")
-    made = f"optimizer = gpuopt.{optimizer.__name__}({', '.join(given)})"
-    return f"{made}\noptimizer.minimize(loss, global_step=step)"
+    takes_step = exports.takes_global_step(optimizer)
+    given += ["global_step=step"] if takes_step else []
+    return prose.EXAMPLE.format(
+        name=optimizer.__name__,
+        step=prose.STEP if takes_step else "",
+        arguments=", ".join(given),
+        given=", global_step=step" if takes_step else "",
+    )
 
 
-def defaults(optimizer: type[RuleOptimizer]) -> str:
-    """Returns the table of arguments, beside those of other libraries."""
+def arguments(optimizer: type[RuleOptimizer]) -> str:
     meanings = exports.docstring(optimizer).arguments
-    every = peer_defaults.all_signatures()
+    rows = [
+        row(code_cell(each.name), default(each), meanings.get(each.name, ""))
+        for each in exports.own_arguments(optimizer)
+    ]
+    return f"## Arguments\n\n{prose.ARGUMENTS}{''.join(rows)}"
+
+
+def default(argument: inspect.Parameter) -> str:
+    is_required = argument.default is argument.empty
+    return peer_defaults.REQUIRED if is_required else in_cell(argument.default)
+
+
+def elsewhere(optimizer: type[RuleOptimizer]) -> str:
+    """Returns the defaults beside those of other libraries, and how far these are from ours."""
     compared = entries.entry_of(optimizer.__name__).peers
-    columns = ["argument", "here", *map(code_cell, compared), ""]
-    rows = [row(*columns), f"|{'---|' * len(columns)}\n"]
-    for argument in exports.own_arguments(optimizer):
-        is_required = argument.default is argument.empty
-        here = peer_defaults.REQUIRED if is_required else in_cell(argument.default)
-        theirs = (their_default(argument.name, every[peer]) for peer in compared)
-        meaning = meanings.get(argument.name, "")
-        rows.append(row(code_cell(argument.name), here, *theirs, meaning))
-    return "".join(rows)
+    distances = agreement(exports.short_name(optimizer))
+    parts = ["## In other libraries"] if compared or distances else []
+    if compared:
+        every = peer_defaults.all_signatures()
+        columns = ["argument", "here", *map(code_cell, compared)]
+        rows = [row(*columns), f"|{'---|' * len(columns)}\n"]
+        for argument in exports.own_arguments(optimizer):
+            there = [their_default(argument.name, every[peer]) for peer in compared]
+            rows += [row(code_cell(argument.name), default(argument), *there)] if any(there) else []
+        versions = [
+            f"{LIBRARIES.get(library, library)} {version}"
+            for library, version in peer_defaults.versions().items()
+            if any(peer.startswith(f"{library}.") for peer in compared)
+        ]
+        parts += [f"Defaults of {listed(versions)}:", "".join(rows).rstrip()]
+    return "\n\n".join([*parts, distances] if distances else parts)
 
 
 def their_default(name: str, signature: peer_defaults.Signature) -> str:
@@ -164,7 +186,7 @@ def family(family: forms.Family) -> str:
     rows = [row(*columns), f"|{'---|' * len(columns)}\n"]
     for letter, form in zip(letters, family.forms, strict=True):
         elsewhere = [*map(code_cell, form.theirs), *([form.also] if form.also else [])]
-        here = f"[`{form.ours}`](#{form.ours.name.lower()}optimizer)" if form.ours else ""
+        here = f"[`{form.ours}`](optimizers/{form.ours.name}.md)" if form.ours else ""
         apart = ["" if form is other else distance(form, other) for other in family.forms]
         rows.append(row(letter, form.description, here, ", ".join(elsewhere), *apart))
     return f"\n### {family.question}\n\n{family.text}\n\n{''.join(rows)}"
@@ -190,8 +212,8 @@ def agreement(name: str) -> str:
             ]
     if not rows:
         return ""
-    heading = "| here | there | [distance](#one-name-several-formulas) |\n|---|---|---|\n"
-    return heading + "".join(rows)
+    columns = f"| here | there | [distance]({prose.DISTANCES}) |\n|---|---|---|\n"
+    return f"{columns}{''.join(rows)}"
 
 
 def whose(form: forms.Form) -> Iterable[str]:
@@ -216,4 +238,6 @@ def wrapper_in_full(wrapper: type[Optimizer]) -> str:
     summary = inspect.getdoc(wrapper).partition("\n\n")[0].replace("\n", " ")
     parameters = inspect.signature(wrapper).parameters.values()
     arguments = ", ".join(str(each.replace(annotation=each.empty)) for each in parameters)
-    return f"| `{wrapper.__name__}` | {summary} | `{arguments}` |\n"
+    name = wrapper.__name__
+    name = name if name in gpuopt.__all__ else f"contrib.{name}"
+    return f"| `{name}` | {summary} | `{arguments}` |\n"

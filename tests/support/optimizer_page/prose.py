@@ -9,16 +9,8 @@ BEGINNING = """# Optimizers
 
 <!-- `{command}` writes this page; `make gallery` draws its pictures. -->
 
-All of them are classes of `gpuopt`. Each number but an initial value may be a function without
-arguments that returns one; it is called once in each step. Every optimizer also takes
-`use_locking` and `name`, as `Optimizer` does; `on_nonfinite`, for [NaN and
-infinity](guides/schedules_and_clipping.md#nan-and-infinity); `groups`: [other numbers for some
-variables](guides/parameter_groups.md); `clip_norm`, `clip_value` and `clip_form`, which [clip
-gradients](guides/schedules_and_clipping.md#in-the-step); `averages`, [moving
-averages](guides/averages.md) that follow its steps; `masters`, `slot_dtype` and
-`stochastic_rounding`, for [mixed precision](guides/mixed_precision.md); and, where its rule says
-so, `slot_bits` and `slot_form`, for [slots in 8 bits](guides/slots_in_8_bits.md). Slots are what an
-optimizer keeps for each variable.
+All of them are classes of `gpuopt`, also under their short names: `gpuopt.Adam` is
+`gpuopt.AdamOptimizer`. Each has [a page](#all-of-them) with its formula, state and arguments.
 
 ## Choosing one
 
@@ -113,6 +105,25 @@ sparse gradient writes. Both are measured, on steps of each optimizer.
 |---|---|---|---|
 """
 
+COMMON = """
+## Arguments of all
+
+A number may also be a function without arguments that returns one, which is called once in each
+step; only initial values may not. Beside its own arguments, every optimizer takes:
+
+| argument | for |
+|---|---|
+| `use_locking`, `name` | as in TensorFlow: see `Optimizer` |
+| `groups` | [other numbers for some variables](guides/parameter_groups.md) |
+| `clip_norm`, `clip_value`, `clip_form` | [clip](guides/schedules_and_clipping.md#in-the-step) |
+| `on_nonfinite` | [NaN and infinity](guides/schedules_and_clipping.md#nan-and-infinity) |
+| `averages` | [moving averages](guides/averages.md) that follow its steps |
+| `masters`, `slot_dtype`, `stochastic_rounding` | [mixed precision](guides/mixed_precision.md) |
+| `slot_bits`, `slot_form` | [slots in 8 bits](guides/slots_in_8_bits.md), where its rule allows |
+
+Slots are the arrays that an optimizer keeps for each variable.
+"""
+
 GALLERY = """
 ## Gallery
 
@@ -156,23 +167,22 @@ depend on the weights. `make test-peers` runs torch, optax, Keras and others, an
 the form of its line.
 """
 
-SECTIONS = """
-## One by one
-
-The defaults of other libraries are those of {versions}. The examples train this:
-
-```python
-import numpy as np
+# Of an optimizer's own page.
+EXAMPLE = """import numpy as np
 import gpuopt
 
-table = gpuopt.Variable(np.ones((4, 3), np.float32), name="table")
-step = gpuopt.Variable(0, name="global_step", trainable=False)
-
-
-def loss():
-    return np.sum((table - 2.0) ** 2)
-```
+w = gpuopt.Variable(np.ones((4, 3), np.float32), name="w")
+{step}optimizer = gpuopt.{name}({arguments})
+for _ in range(10):
+    optimizer.minimize(lambda: np.sum((w - 2.0) ** 2){given})"""
+STEP = """step = gpuopt.Variable(0, name="global_step", trainable=False)
 """
+ARGUMENTS = """Beside [those of all optimizers](../optimizers.md#arguments-of-all):
+
+| argument | default | |
+|---|---|---|
+"""
+DISTANCES = "../optimizers.md#one-name-several-formulas"
 
 WRAPPERS = """
 ## Wrappers
@@ -192,7 +202,7 @@ WORKERS = """
 These wrap an optimizer, too. Several workers train by themselves, and what they have in common
 follows them ([guide](guides/workers_and_towers.md#workers-that-train-by-themselves),
 [TensorFlow's and these](coming_from_tensorflow.md#workers-of-contrib)). A custom getter is of the
-class that is named after the optimizer, as `AGNCustomGetter`.
+class that is named after the optimizer, as `contrib.AGNCustomGetter`.
 
 | | | arguments |
 |---|---|---|

@@ -36,22 +36,26 @@ extern "C" void update_chunks(
 
 extern "C" void update_rows(
     Real* const* written, long long width, const Real* values, const long long* rows,
-    const long long* positions, const long long* begins, long long first, long long last,
-    const Scalars* scalars) {{
+    const long long* positions, const long long* begins, const long long* firsts, long long first,
+    long long last, const Scalars* scalars) {{
   gpuopt::update_rows<Rule>(
-      written, width, values, rows, positions, begins, first, last, *scalars);
+      written, width, values, rows, positions, begins, firsts, first, last, *scalars);
 }}
 
 extern "C" long long group_rows_int32(
-    const std::int32_t* indices, long long size, int bucket_bits, std::int32_t* work,
-    long long* rows, long long* positions, long long* begins) {{
-  return gpuopt::group_rows(indices, size, bucket_bits, work, rows, positions, begins);
+    const std::int32_t* indices, long long size, long long first, int bucket_bits,
+    std::int32_t* work, long long* rows, long long* positions, long long* begins,
+    long long* firsts) {{
+  return gpuopt::group_rows(
+      indices, size, first, bucket_bits, work, rows, positions, begins, firsts);
 }}
 
 extern "C" long long group_rows_int64(
-    const std::int64_t* indices, long long size, int bucket_bits, std::int32_t* work,
-    long long* rows, long long* positions, long long* begins) {{
-  return gpuopt::group_rows(indices, size, bucket_bits, work, rows, positions, begins);
+    const std::int64_t* indices, long long size, long long first, int bucket_bits,
+    std::int32_t* work, long long* rows, long long* positions, long long* begins,
+    long long* firsts) {{
+  return gpuopt::group_rows(
+      indices, size, first, bucket_bits, work, rows, positions, begins, firsts);
 }}
 """
 
@@ -98,30 +102,35 @@ class CompiledRule:
             address_of(taken),
         )
 
-    def group_rows(self, indices: Chunk) -> RowGroups:
+    def group_rows(self, indices: Chunk, first: int = 0) -> RowGroups:
         """Does what `row_groups.group_rows` does; rows are in the order of their first appearance.
 
         Args:
             indices: [num_rows], non-negative, int32 or int64.
+            first: The sorted position of the least index. `firsts` are right where an index occurs
+                three times or more: sums of one or two rows do not depend on them.
         """
         size = len(indices)
         if size > _MOST_ROWS:
-            return group_rows(indices)
+            return group_rows(indices, first)
         indices = np.require(indices, requirements=["C", "ALIGNED"])
         # A quarter of the buckets is used: few rows share one.
         bucket_bits = (4 * size).bit_length()
-        [work] = scratch([np.dtype(np.int32)], (1 << bucket_bits) + 2 * size)
-        rows, positions, begins = np.empty((3, size + 1), np.int64)
+        [work] = scratch([np.dtype(np.int32)], (1 << bucket_bits) + 6 * size)
+        rows, positions, begins, firsts = np.empty((4, size + 1), np.int64)
         group = self._library.group_rows_int32
         if indices.itemsize == 8:
             group = self._library.group_rows_int64
         num_rows = group(
             address_of(indices),
             ctypes.c_longlong(size),
+            ctypes.c_longlong(first),
             ctypes.c_int(bucket_bits),
-            *map(address_of, (work, rows, positions, begins)),
+            *map(address_of, (work, rows, positions, begins, firsts)),
         )
-        return RowGroups(rows[:num_rows], positions[:size], begins[: num_rows + 1])
+        return RowGroups(
+            rows[:num_rows], positions[:size], begins[: num_rows + 1], firsts[:num_rows]
+        )
 
     def row_update(
         self, written: Sequence[Chunk], values: Chunk, groups: RowGroups

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from operator import attrgetter, call
 from typing import Any
 
 import numpy as np
@@ -45,10 +43,10 @@ extern "C" void bring_up_rows(
 
 extern "C" void update_late_rows(
     Real* const* written, long long width, const Real* values, const long long* rows,
-    const long long* positions, const long long* begins, long long first, long long last,
-    const Scalars* scalars, const CatchUp* catch_up) {{
+    const long long* positions, const long long* begins, const long long* firsts, long long first,
+    long long last, const Scalars* scalars, const CatchUp* catch_up) {{
   gpuopt::update_rows<Rule>(
-      written, width, values, rows, positions, begins, first, last, *scalars,
+      written, width, values, rows, positions, begins, firsts, first, last, *scalars,
       gpuopt::LateTable<Unnamed, {shift}, Real>{{*catch_up}});
 }}
 """
@@ -73,7 +71,7 @@ class CompiledCatchUp:
     most_elements = CompiledRule.most_elements // 4
 
     def __init__(self, library: ctypes.CDLL, catch_up: CatchUp, real: np.dtype[Any]) -> None:
-        self._library, self._catch_up = library, catch_up
+        self._library = library
         rule, factors = catch_up.rule, catch_up.factors
         movement = None if rule.unnamed is None else rule.unnamed.movement
         scalars = np.array([factors.scalars[name] for name in rule.scalars], real)
@@ -114,14 +112,7 @@ class CompiledCatchUp:
         return partial(given.call, partial(self._call, self._library.update_late_rows))
 
     def _call(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Calls C++ with as many steps as were counted by now.
-
-        Built-in functions alone: a signal handler may make a step before, but not between.
-        """
-        count = map(setattr, [self._struct], ["now"], map(attrgetter("now"), [self._catch_up]))
-        update = partial(function, *arguments, ctypes.byref(self._struct))
-        calls: list[Callable[[], object]] = [partial(list, count), update]
-        deque(map(call, calls), maxlen=0)
+        function(*arguments, ctypes.byref(self._struct))
 
 
 def compiled_catch_up(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -69,6 +70,26 @@ def recorded_rules(
     """
     values = np.array([[each[name] for name in rule.scalars] for each in scalars], real)
     return _recorded(rule, real, values.tobytes(), len(scalars), zero_grad)
+
+
+_accepted: WeakSet[UpdateRule] = WeakSet()
+
+
+def refuse_unless_recorded(
+    rule: UpdateRule, real: type[np.floating[Any]], scalars: Sequence[Scalars]
+) -> None:
+    """Records a rule when it is first applied, to a variable of any size.
+
+    So a rule that cannot be recorded, as large variables need, is refused for small ones, too. A
+    rule with sums or with slots of rows is never recorded: numpy runs it, for any size.
+
+    Raises:
+        TypeError: the rule is not arithmetic on elements, or writes to the gradient.
+    """
+    if rule not in _accepted:
+        if not rule.computed:
+            recorded_rules(rule, np.dtype(real), scalars[:1])
+        _accepted.add(rule)
 
 
 # Room for several optimizers whose scalars do not change, beside one whose scalars change in each

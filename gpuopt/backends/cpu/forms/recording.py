@@ -78,7 +78,7 @@ def record(
         TypeError: the rule is not arithmetic on elements, or writes to the gradient.
         GroupsDiffer: it asks more of a `ScalarOfGroups` than arithmetic.
     """
-    tape = _Tape(rule.name, real)
+    tape = _Tape(rule.name)
     var, *slots = [tape.new_value(real) for _ in ("var", *rule.slots)]
     grad = real.type(0) if zero_grad else tape.new_value(real, read_only=True)
     quietly(lambda: rule.apply(var, grad, *slots, **scalars))
@@ -92,6 +92,9 @@ class _Value(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __init__(self, tape: _Tape, position: int, dtype: np.dtype[Any], read_only: bool) -> None:
         self.tape, self.position, self.dtype, self.read_only = tape, position, dtype, read_only
+
+    def __repr__(self) -> str:
+        return "an array"
 
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any
@@ -115,7 +118,10 @@ class _Value(np.lib.mixins.NDArrayOperatorsMixin):
     def __setitem__(self, key: Any, value: Any) -> None:
         if key is not Ellipsis:
             self.tape.refuse(f"array[{key!r}] = ...")
-        self.tape.record(np.positive, [value], self, {})
+        self.tape.record_assignment(self, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        self.tape.refuse(f"array[{key!r}]")
 
     def __bool__(self) -> bool:
         self.tape.refuse("a decision by an array's values")
@@ -132,10 +138,9 @@ class _Value(np.lib.mixins.NDArrayOperatorsMixin):
 class _Tape:
     """A recording: values by position, the rule's arguments first, and the calls."""
 
-    def __init__(self, rule_name: str, real: np.dtype[Any]) -> None:
+    def __init__(self, rule_name: str) -> None:
         self.constants: list[Any] = []
         self._rule_name = rule_name
-        self._real = real
         self._dtypes: list[np.dtype[Any]] = []
         self._calls: list[_Call] = []
 
@@ -149,18 +154,15 @@ class _Tape:
         """Records a call and returns the value that stands for its result."""
         if options and any(isinstance(x, _Value | np.ndarray | list) for x in options.values()):
             self.refuse(f"np.{function.__name__} with an array as a keyword argument")
+        if out is None and not options.get("where", True):  # numpy leaves what was in memory
+            self.refuse(f"np.{function.__name__} with where=False and without out=")
         is_ufunc = isinstance(function, np.ufunc)
         if options or not is_ufunc:
             _refuse_groups(function, inputs, options)
-        examples, operands, only_scalars = [], [], True
-        for x in inputs:
-            if isinstance(x, _Value):
-                examples.append(_example(x.dtype))
-                operands.append(x.position)
-                only_scalars = False
-            else:
-                examples.append(_number(x))
-                operands.append(self._constant(x))
+        self._refuse_arrays(function.__name__, inputs)
+        examples = [_example(x.dtype) if isinstance(x, _Value) else _number(x) for x in inputs]
+        only_scalars = not any(isinstance(x, _Value) for x in inputs)
+        operands = self._operands(inputs, function if is_ufunc and not options else None)
         example = function(*examples, **options)
         is_known = only_scalars or is_ufunc
         if np.shape(example) != (() if only_scalars else (2,)) or not (
@@ -177,13 +179,40 @@ class _Tape:
         self._calls.append(call)
         return out
 
-    def _constant(self, value: Any) -> int:
-        """Returns a constant's position: they count down from -1."""
-        if type(value) in (int, float):
-            value = self._real.type(value)
-        # A ufunc takes arrays of no dimensions quicker than scalars.
-        self.constants.append(np.asarray(value) if isinstance(value, np.generic) else value)
-        return -len(self.constants)
+    def record_assignment(self, out: _Value, value: Any) -> None:
+        """Records `out[...] = value`, which converts any type, as in numpy."""
+        self._refuse_arrays("an assignment", [value])
+        if out.read_only:
+            self.refuse("writing to the gradient")
+        self._calls.append(_Call(_assign, tuple(self._operands([value])), out.position, ()))
+
+    def _refuse_arrays(self, what: str, inputs: Sequence[Any]) -> None:
+        """Refuses arrays other than chunks: their length would have to be the variable's."""
+        if any(np.size(x) != 1 for x in inputs if isinstance(x, np.ndarray | list | tuple)):
+            self.refuse(f"{what} with an array that is none of its own")
+
+    def _operands(self, inputs: Sequence[Any], ufunc: np.ufunc | None = None) -> list[int]:
+        """Returns the positions of a call's operands; those of constants count down from -1.
+
+        Args:
+            inputs: The operands.
+            ufunc: The function that is called, if it is a ufunc without options. Then Python's
+                numbers are converted here, once, to the type in which the ufunc computes.
+        """
+        of_numbers: Sequence[Any] = [None] * len(inputs)
+        if ufunc is not None and any(type(x) in (int, float) for x in inputs):
+            of_numbers = ufunc.resolve_dtypes((*map(_type_of, inputs), *[None] * ufunc.nout))
+        operands = []
+        for x, dtype in zip(inputs, of_numbers, strict=False):
+            if isinstance(x, _Value):
+                operands.append(x.position)
+                continue
+            if type(x) in (int, float) and dtype is not None:
+                x = dtype.type(x)
+            # Ufuncs take arrays without dimensions faster than scalars.
+            self.constants.append(np.asarray(x) if isinstance(x, np.generic) else x)
+            operands.append(-len(self.constants))
+        return operands
 
     def plan(self, num_arguments: int) -> Plan:
         """Plans the calls of a rule that has so many arrays as arguments."""
@@ -194,6 +223,18 @@ class _Tape:
             f"{self._rule_name}: an update rule is arithmetic on the elements of equally long "
             f"arrays; it cannot do this: {what}"
         )
+
+
+def _assign(value: Any, out: np.ndarray[Any, Any]) -> None:
+    out[...] = value
+
+
+def _type_of(operand: Any) -> Any:
+    """Returns an operand's type, as numpy resolves types by it."""
+    if type(operand) in (int, float):
+        return type(operand)
+    values = operand.values if isinstance(operand, ScalarOfGroups) else operand
+    return values.dtype if hasattr(values, "dtype") else np.asarray(values).dtype
 
 
 @cache
@@ -272,7 +313,7 @@ def _without_copies(
     for call in calls:
         computed = left[-1].result if left else -1
         if (
-            call.function is np.positive
+            call.function is _assign
             and call.operands == (computed,)
             and computed >= num_arguments
             and uses[computed] == 2

@@ -30,7 +30,6 @@ from gpuopt.backends.cuda.kernels.rows import (
     sum_pieces,
     sum_runs,
 )
-from gpuopt.backends.cuda.kernels.schedules import evaluate_schedule
 from gpuopt.backends.cuda.kernels.sparse import (
     bring_up_rows,
     late_update,
@@ -51,7 +50,6 @@ __all__ = [
     "dense_update",
     "dense_update_by_sums",
     "dense_update_of_rows",
-    "evaluate_schedule",
     "few_groups",
     "form_of_scalars",
     "gather_rows",

@@ -5,14 +5,12 @@ from __future__ import annotations
 from gpuopt.backends.cuda.launch_shapes import (
     LANE_CODES,
     PACK_BYTES,
-    PIECE,
     PIECE_THREADS,
-    ROWS_PER_WORD,
-    STRETCH,
     WARP,
 )
 from gpuopt.backends.cuda.parameters import Number, Pointer, Struct, struct_of
 from gpuopt.backends.cuda.structs import TableGradient
+from gpuopt.backends.row_order import PIECE, ROWS_PER_WORD, STRETCH
 from gpuopt.rules.slot_codes import BLOCK, Coding, packed_tables
 
 INT32 = Number("int32")

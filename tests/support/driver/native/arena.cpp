@@ -13,6 +13,7 @@ namespace driver {
 namespace {
 
 constexpr size_t page_size = 4096;
+constexpr Address first_address = 0x200000000000;
 
 char* alias_begin;
 Address ends[most_devices];
@@ -75,7 +76,7 @@ void copy_to_child() {
 bool is_on_device(Address at) { return at >= begin_of(0) && at < begin_of(settings().num_devices); }
 
 int device_of(Address at) { return int((at - begin_of(0)) / bytes_of_device); }
-Address begin_of(int device) { return settings().first_address + device * bytes_of_device; }
+Address begin_of(int device) { return first_address + device * bytes_of_device; }
 Address& end_of(int device) { return ends[device]; }
 
 void map_arena() {

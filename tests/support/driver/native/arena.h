@@ -1,4 +1,4 @@
-// The memory of devices that are not there, as a whole.
+// The memory of the stub driver's devices, as a whole.
 //
 // It is mapped twice: where the program sees it, nobody can read it except while a kernel runs; the
 // driver reads and writes it elsewhere, at `alias(address)`.

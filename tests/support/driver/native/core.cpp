@@ -123,7 +123,6 @@ extern "C" void driver_repair_devices() {
   for (auto& broken : broken_devices) broken = {};
 }
 
-extern "C" void driver_configure(int num_devices, int multiprocessors, int cuda_version,
-                                 uint64_t first_address) {
-  settings() = {num_devices, multiprocessors, cuda_version, first_address};
+extern "C" void driver_configure(int num_devices, int cuda_version) {
+  settings() = {num_devices, cuda_version};
 }

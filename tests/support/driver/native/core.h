@@ -44,11 +44,11 @@ void make_context_current();
 
 constexpr int most_devices = 8;
 
+constexpr int num_multiprocessors = 6;
+
 struct Settings {
   int num_devices = 5;
-  int multiprocessors = 6;
   int cuda_version = 13000;
-  Address first_address = 0x200000000000;  // of the first device's memory
 };
 Settings& settings();
 

@@ -1,4 +1,4 @@
-// Blocks of memory: of devices that are not there, and page-locked ones.
+// Blocks of memory: of the stub driver's devices, and page-locked ones.
 #pragma once
 
 #include "arena.h"

@@ -52,7 +52,7 @@ int cuDeviceGet(int* device, int index) {
 }
 
 int cuDeviceGetName(char* name, int size, int) {
-  snprintf(name, size, "a GPU that is not there");
+  snprintf(name, size, "a GPU of the stub driver");
   return 0;
 }
 
@@ -184,7 +184,7 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* value, void*, int, size_t) 
 }
 
 int cuOccupancyMaxPotentialBlockSize(int* blocks, int* threads, void*, void*, size_t, int) {
-  *blocks = 4 * settings().multiprocessors;
+  *blocks = 4 * num_multiprocessors;
   *threads = 256;
   return 0;
 }
@@ -212,14 +212,6 @@ void driver_wait_for_everything() {
 void driver_check_memory() {
   const std::lock_guard held(lock());
   check_memory();
-}
-
-// Where the host may read and write all that a device has ever used, and where the program sees it.
-void driver_memory(int device, void** here, uint64_t* begin, size_t* size) {
-  const std::lock_guard held(lock());
-  *begin = begin_of(device);
-  *size = end_of(device) - begin_of(device);
-  *here = alias(reinterpret_cast<void*>(*begin));
 }
 
 void driver_part_taken(int device, void* at, size_t num_bytes, size_t with_canary, void* stream) {

@@ -22,7 +22,7 @@ namespace {
 int attribute(cudaDeviceAttr which) {
   switch (int(which)) {
     case cudaDevAttrMultiProcessorCount:
-      return settings().multiprocessors;
+      return num_multiprocessors;
     case cudaDevAttrComputeCapabilityMajor:
       return 9;
     case cudaDevAttrComputeCapabilityMinor:
@@ -46,6 +46,8 @@ int attribute(cudaDeviceAttr which) {
       return 2048;
     case cudaDevAttrUnifiedAddressing:
     case cudaDevAttrConcurrentKernels:
+    // As with Linux's heterogeneous memory management; kernels run on the CPU.
+    case cudaDevAttrPageableMemoryAccess:
       return 1;
     default:
       return 0;
@@ -93,12 +95,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   } else {
     *properties = {};
     properties->major = 9;
-    properties->multiProcessorCount = settings().multiprocessors;
+    properties->multiProcessorCount = num_multiprocessors;
     properties->l2CacheSize = 1 << 20;
     properties->warpSize = 32;
     properties->maxThreadsPerBlock = 1024;
   }
-  strcpy(properties->name, "a GPU that is not there");
+  strcpy(properties->name, "a GPU of the stub driver");
   properties->totalGlobalMem = total_memory;
   return cudaSuccess;
 }

@@ -1,0 +1,417 @@
+"""Checks and times a few steps of gpuopt on this machine's GPU, and prints a block to paste.
+
+    python first_run.py
+
+It takes less than two minutes on a T4, and needs gpuopt and CuPy; torch's optimizers are timed
+beside gpuopt's where torch finds the GPU. Paste the block into an issue, please: few kinds of GPUs
+are known so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import gpuopt
+from gpuopt.backends.cuda.availability import why_no_gpu
+from gpuopt.bench.clock import Clock, GpuClock, Step, make_gpu_copy
+from gpuopt.bench.contenders import make_our_dense_step, make_our_sparse_step
+from gpuopt.bench.jobs import JOBS, RATE, Place
+from gpuopt.bench.models import Shapes, draw_lookups, list_gpt2_shapes, shrink
+from gpuopt.bench.peers import make_torch_dense_step, make_torch_sparse_step, why_not_torch
+from gpuopt.info import describe
+
+_MOST_ROUNDS, _FEWEST_ROUNDS = 15, 3
+_MOST_STEPS, _FEWEST_STEPS = 50, 3
+# The device is kept busy for this multiple of the time that the host needs to enqueue a step.
+_HEAD_START = 2.0
+_MOST_HEAD_START_MS = 200.0
+# Of the time for timings, the share for making a task and for its first steps.
+_FOR_MAKING = 0.3
+_ADAM_BYTES = 28  # an element: gradient read; weight, m and v read and written
+
+
+class Sizes(NamedTuple):
+    """How large the tasks are.
+
+    Attributes:
+        large: The elements of each of four large tensors.
+        many: How many small tensors.
+        divisor: Each side of GPT-2's tensors is divided by this.
+        table: The (height, width) of an embedding table.
+        lookups: The rows of a sparse gradient.
+        copied_bytes: What is copied, for comparison.
+    """
+
+    large: int = 40_000_000
+    many: int = 10_000
+    divisor: int = 1
+    table: tuple[int, int] = (1_000_000, 128)
+    lookups: int = 65_536
+    copied_bytes: int = 2**31
+
+    def that_fit(self, free_bytes: int) -> Sizes:
+        """Returns smaller sizes where a GPU has less than about 11 GB to spare."""
+        # Weights and two slots, both gpuopt's and torch's, a gradient, and clipping's.
+        of_large = free_bytes // (4 * 4 * 8)
+        return self._replace(
+            large=min(self.large, of_large), copied_bytes=min(self.copied_bytes, free_bytes // 4)
+        )
+
+
+SMALL = Sizes(1000, 20, 64, (1000, 16), 500, 2**20)
+
+
+class Times(NamedTuple):
+    """A step's times in microseconds.
+
+    Attributes:
+        device: On the GPU, with clean lines of other data in its caches.
+        device_dirty: The same, with lines that have to be written back.
+        wall: Of one of several steps, the wait for the last one included.
+        host: Until the host has enqueued one of them.
+        first: Of the first step, which compiles, on the host.
+    """
+
+    device: float
+    device_dirty: float
+    wall: float
+    host: float
+    first: float
+
+
+class Task(NamedTuple):
+    """A step to time.
+
+    Attributes:
+        name: What it does.
+        num_bytes: What it has to read and write.
+        make: Makes gpuopt's step and torch's; None for the latter where torch is not beside it.
+    """
+
+    name: str
+    num_bytes: int
+    make: Callable[[], tuple[Step, Step | None]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=90, help="time limit of the timings (default: 90)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
+    parser.add_argument("--commit", default="unknown", help="named in the results")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to try this program")
+    options = parser.parse_args()
+    reason = why_no_gpu()
+    if reason is not None:
+        print(f"nothing was run: {reason}")
+        return 1
+    checks = {name: make_check(each) for name, each in CHECKS.items()}
+    results, failures = time_all(options.seconds, SMALL if options.small else Sizes())
+    date = f"{datetime.now(UTC):%Y-%m-%d}"
+    described = dict(describe())
+    if options.json is not None:
+        written = {
+            "date": date,
+            "commit": options.commit,
+            "machine": described,
+            "checks": checks,
+            "microseconds": {
+                name: {who: each._asdict() for who, each in times.items()}
+                for name, (_, times) in results.items()
+            },
+            "bytes": {name: num_bytes for name, (num_bytes, _) in results.items()},
+            "not_run": failures,
+        }
+        options.json.write_text(json.dumps(written, indent=1) + "\n")
+    print(make_block(f"{date}, commit {options.commit}", described, checks, results, failures))
+    return 1 if failures or any(checks.values()) else 0
+
+
+# Checks
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def of_dense(make: Callable[[], gpuopt.Optimizer], dtype: str = "float32") -> Callable[[str], Any]:
+    def run(device: str) -> list[np.ndarray]:
+        optimizer = make()
+        variables = [
+            gpuopt.Variable(numbers(*shape), device=device, dtype=dtype, name=f"v{at}")
+            for at, shape in enumerate([(1000, 33), (7,), ()])
+        ]
+        for step in range(3):
+            gradients = [
+                numbers(*each.shape, seed=1 + step).astype(each.dtype) for each in variables
+            ]
+            optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+        return [each.numpy().astype(np.float32) for each in variables]
+
+    return run
+
+
+def of_rows(make: Callable[[], gpuopt.Optimizer], num_rows: int) -> Callable[[str], Any]:
+    def run(device: str) -> list[np.ndarray]:
+        optimizer, height, width = make(), 5000, 20
+        table = gpuopt.Variable(numbers(height, width), device=device, name="table")
+        for step in range(3):
+            rows = np.random.default_rng(step).zipf(1.3, num_rows) % height
+            # Sums of these are exact in any order.
+            values = np.round(8 * numbers(num_rows, width, seed=1 + step)) / 8
+            optimizer.apply_gradients([(gpuopt.IndexedSlices(values, rows), table)])
+        return [table.numpy()]
+
+    return run
+
+
+class Check(NamedTuple):
+    """Three steps to compare.
+
+    Attributes:
+        run: Makes them on a device, and returns the variables.
+        tolerance: How far they may be from numpy's.
+    """
+
+    run: Callable[[str], Sequence[np.ndarray]]
+    tolerance: float = 1e-4
+
+
+CHECKS: Mapping[str, Check] = {
+    "Adam": Check(of_dense(lambda: gpuopt.AdamOptimizer(0.1))),
+    "Adam, clip_norm": Check(of_dense(lambda: gpuopt.AdamOptimizer(0.1, clip_norm=1.0))),
+    # Of 8 bits; each step rounds.
+    "AdamW in bfloat16": Check(
+        of_dense(lambda: gpuopt.AdamWOptimizer(0.01, 0.1), "bfloat16"), 2e-2
+    ),
+    "LAMB": Check(of_dense(lambda: gpuopt.LAMBOptimizer(0.1))),
+    "LazyAdam, few rows": Check(of_rows(lambda: gpuopt.LazyAdamOptimizer(0.1), 300)),
+    "Adagrad, many rows": Check(of_rows(lambda: gpuopt.AdagradOptimizer(0.1), 30_000)),
+    "Adam, all rows": Check(of_rows(lambda: gpuopt.AdamOptimizer(0.1), 300)),
+    "Adam, catch_up": Check(of_rows(lambda: gpuopt.AdamOptimizer(0.1, catch_up=True), 300)),
+}
+
+
+def make_check(given: Check) -> str | None:
+    """Compares steps on the GPU with the same ones on the CPU; returns what is wrong, or None."""
+    tolerance = given.tolerance
+    try:
+        for got, expected in zip(given.run("gpu:0"), given.run("cpu"), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+    except Exception as error:  # the other checks still run
+        return f"{type(error).__name__}: {error}".strip()
+    return None
+
+
+# Timings
+
+
+def list_tasks(cupy: Any, sizes: Sizes) -> list[Task]:
+    large = [(sizes.large,)] * 4
+    four = f"4 x {sizes.large:,}"
+    gpt2 = shrink(list_gpt2_shapes(), sizes.divisor)
+    clipped = {"clip_norm": 1.0}
+    in_bytes = {"slot_bits": 8}
+    height, width = sizes.table
+    rows = f"{sizes.lookups:,} rows by Zipf's law of {height:,} x {width}"
+    # A norm reads gradients once more; a slot in 8 bits has its share of a block's scale.
+    return [
+        Task(
+            f"copy of {sizes.copied_bytes:,} bytes",
+            2 * sizes.copied_bytes,
+            lambda: _copy(cupy, sizes),
+        ),
+        _dense_task(cupy, f"Adam, {four}", large, _ADAM_BYTES),
+        _dense_task(cupy, f"Adam, GPT-2's {len(gpt2)} tensors", gpt2, _ADAM_BYTES),
+        _dense_task(cupy, f"Adam, {sizes.many:,} x 64", [(64,)] * sizes.many, _ADAM_BYTES),
+        _sparse_task(cupy, f"LazyAdam, {rows}", sizes, gpuopt.LazyAdamOptimizer, _sparse_adam, 3),
+        _sparse_task(cupy, f"Adagrad, {rows}", sizes, gpuopt.AdagradOptimizer, _adagrad, 2),
+        _dense_task(cupy, f"Adam, clip_norm, {four}", large, _ADAM_BYTES + 4, clipped),
+        _dense_task(cupy, f"Adam, slots in 8 bits, {four}", large, 16 + 1 / 16, in_bytes),
+    ]
+
+
+def _copy(cupy: Any, sizes: Sizes) -> tuple[Step, None]:
+    return make_gpu_copy(cupy, sizes.copied_bytes), None
+
+
+def _dense_task(
+    cupy: Any,
+    name: str,
+    shapes: Shapes,
+    bytes_each: float,
+    options: Mapping[str, Any] | None = None,
+) -> Task:
+    """Makes a task of Adam; torch's is beside it where gpuopt's has no options."""
+    elements = sum(int(np.prod(shape)) for shape in shapes)
+
+    def make() -> tuple[Step, Step | None]:
+        gradients = [cupy.full(shape, 0.01, np.float32) for shape in shapes]
+
+        def weights() -> list[Any]:
+            return [cupy.ones(shape, np.float32) for shape in shapes]
+
+        if options is not None:
+            optimizer = gpuopt.AdamOptimizer(RATE, **options)
+            pairs = list(zip(gradients, weights(), strict=True))
+            return lambda: optimizer.apply_gradients(pairs), None
+        adam, form = JOBS["adam"], {"fused": True}
+        torchs = None
+        if why_not_torch(adam, Place(cupy, "cuda"), form) is None:
+            torchs = make_torch_dense_step(adam, weights(), [gradients], form)
+        return make_our_dense_step(adam, weights(), [gradients]), torchs
+
+    return Task(name, round(elements * bytes_each), make)
+
+
+def _sparse_task(
+    cupy: Any,
+    name: str,
+    sizes: Sizes,
+    ours: Callable[[float], gpuopt.Optimizer],
+    peer: Callable[[Any, Any], Any],
+    num_arrays: int,
+) -> Task:
+    rows, values = draw_lookups(sizes.table, sizes.lookups)
+    width, different = sizes.table[1], np.unique(rows).size
+
+    def make() -> tuple[Step, Step | None]:
+        given = [(cupy.asarray(values), cupy.asarray(rows))]
+
+        def table() -> Any:
+            return cupy.ones(sizes.table, np.float32)
+
+        torchs = None
+        if why_not_torch(JOBS["adam"], Place(cupy, "cuda"), {"fused": True}) is None:
+            torchs = make_torch_sparse_step(peer, [table()], given)
+        return make_our_sparse_step(lambda: ours(RATE), [table()], given), torchs
+
+    return Task(name, values.nbytes + rows.nbytes + 8 * num_arrays * width * different, make)
+
+
+def _sparse_adam(torch: Any, parameters: Any) -> Any:
+    return torch.optim.SparseAdam(parameters, RATE)
+
+
+def _adagrad(torch: Any, parameters: Any) -> Any:
+    return torch.optim.Adagrad(parameters, RATE, initial_accumulator_value=0.1)
+
+
+Results = Mapping[str, tuple[int, Mapping[str, Times]]]
+
+
+def time_all(seconds: float, sizes: Sizes) -> tuple[Results, dict[str, str]]:
+    """Times all tasks.
+
+    Returns:
+        (results, failures): for each task its bytes, and the times of "gpuopt" and "torch"; why a
+        task was not timed.
+    """
+    import cupy
+
+    clock, deadline = GpuClock(cupy), perf_counter() + seconds
+    results: dict[str, tuple[int, dict[str, Times]]] = {}
+    failures = {}
+    tasks = list_tasks(cupy, sizes.that_fit(cupy.cuda.runtime.memGetInfo()[0]))
+    for number, task in enumerate(tasks):
+        limit = (1 - _FOR_MAKING) * (deadline - perf_counter()) / (len(tasks) - number)
+        try:
+            ours, torchs = task.make()
+            steps = {"gpuopt": ours} | ({} if torchs is None else {"torch": torchs})
+            timed = {who: time_step(clock, step, limit / len(steps)) for who, step in steps.items()}
+            results[task.name] = task.num_bytes, timed
+            del ours, torchs, steps
+        except Exception as error:  # the other tasks are still timed
+            failures[task.name] = f"{type(error).__name__}: {error}"
+        gc.collect()
+        cupy.get_default_memory_pool().free_all_blocks()
+    return results, failures
+
+
+def time_step(clock: Clock, step: Step, seconds: float) -> Times:
+    """Times a step; half of the time is for the device's times, and half for those of the host."""
+    clock.synchronize()
+    first = _host_ms(step)
+    for _ in range(2):
+        step()
+    clock.synchronize()
+    host_ms = _host_ms(step)
+    head_start = min(_HEAD_START * host_ms + 0.1, _MOST_HEAD_START_MS)
+    deadline = perf_counter() + seconds / 2
+    clean: list[float] = []
+    dirty: list[float] = []
+    while len(clean) < _FEWEST_ROUNDS or (len(clean) < _MOST_ROUNDS and perf_counter() < deadline):
+        clean.append(clock.device_ms(step, head_start))
+        dirty.append(clock.device_ms(step, head_start, dirty=True))
+    took = max(median(clean), host_ms)
+    steps = max(_FEWEST_STEPS, min(_MOST_STEPS, int(500 * seconds / took)))
+    begin = perf_counter()
+    for _ in range(steps):
+        step()
+    host = 1e3 * (perf_counter() - begin) / steps
+    clock.synchronize()
+    wall = 1e3 * (perf_counter() - begin) / steps
+    return Times(*(1e3 * ms for ms in (median(clean), median(dirty), wall, host, first)))
+
+
+def _host_ms(step: Step) -> float:
+    begin = perf_counter()
+    step()
+    return 1e3 * (perf_counter() - begin)
+
+
+# The block to paste
+
+
+def make_block(
+    title: str,
+    machine: Mapping[str, str],
+    checks: Mapping[str, str | None],
+    results: Results,
+    failures: Mapping[str, str],
+) -> str:
+    lines = [f"gpuopt's first run, {title}"]
+    lines += [f"{subject:<16} {answer}" for subject, answer in machine.items()]
+    wrong = {name: reason for name, reason in checks.items() if reason is not None}
+    lines += ["", f"{len(checks) - len(wrong)} of {len(checks)} checks agree with numpy"]
+    lines += [f"{name}: {reason}" for name, reason in wrong.items()]
+    names = [*results, *failures]
+    width = max(map(len, names)) if names else 0
+    headings = [
+        *("device us", "dirty L2", "wall us", "host us", "first ms", "GB/s", "of copy"),
+        *("torch us", "torch wall"),
+    ]
+    lines += ["", " " * width + "".join(f"{each:>12}" for each in headings)]
+    copy = next((_speed(*of_task) for name, of_task in results.items() if "copy" in name), None)
+    for name, (num_bytes, times) in results.items():
+        ours, torchs = times["gpuopt"], times.get("torch")
+        speed = _speed(num_bytes, times)
+        cells = [*(f"{us:.1f}" for us in ours[:4]), f"{ours.first / 1e3:.0f}", f"{speed:.0f}"]
+        cells += ["" if copy is None else f"{speed / copy:.2f}"]
+        cells += [] if torchs is None else [f"{torchs.device:.1f}", f"{torchs.wall:.1f}"]
+        lines.append(f"{name:<{width}}" + "".join(f"{each:>12}" for each in cells))
+    lines += [f"{name}: {reason}" for name, reason in failures.items()]
+    return "\n".join(["```text", *lines, "```"])
+
+
+def _speed(num_bytes: int, times: Mapping[str, Times]) -> float:
+    """Returns gpuopt's GB/s."""
+    return num_bytes / times["gpuopt"].device / 1e3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,302 @@
+"""Counts the launches, the host's waits and the bytes of a step on a GPU, without a GPU.
+
+    .venv/bin/python -m bench.launches
+
+writes the tables of docs/performance.md. Real CuPy runs each step on the tests' stub driver, which
+leaves the kernels out: which are launched depends on nothing that they compute. The bytes follow
+from the types that a kernel is compiled for. Nothing is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from bench.harness import ROOT
+from bench.page import make_table, replace_between
+
+PAGE = ROOT / "docs" / "performance.md"
+COMMAND = ".venv/bin/python -m bench.launches"
+_SUPPORT = ROOT / "tests" / "support"
+# With "accumulation", the number of calls that make an update; the last one updates. The stages of
+# the next line stand for an earlier call, by its number.
+ACCUMULATED = 3
+_CALLS_THAT_ADD = {"first call": 0, "call between": 1}
+# After these, nothing is compiled, allocated or uploaded any more.
+_WARM_UP_STEPS = 8
+# Stages of variables in bfloat16.
+_OF_BFLOAT16 = {"bfloat16", "masters", "remainders", "rounding"}
+# By their names in C++.
+_BYTES = {"float": 4, "__nv_bfloat16": 2, "Split": 2}
+_SLOTS = {"Adam": 2, "Lars": 1}
+# A byte, and the scale of 256 of them.
+_CODE_BYTES = 1 + 4 / 256
+
+
+class Step(NamedTuple):
+    """A step to count.
+
+    Attributes:
+        stages: What Adam does besides; see `_make_optimizer`.
+        shapes: The variables'.
+        num_sets: How many sets of gradient arrays the calls use in turn.
+        rows: How many rows each gradient has; None for dense gradients.
+    """
+
+    stages: Sequence[str] = ()
+    shapes: Sequence[Sequence[int]] = ((1 << 20,),) * 4
+    num_sets: int = 1
+    rows: int | None = None
+
+
+class Counted(NamedTuple):
+    """What one call of `apply_gradients` does.
+
+    Attributes:
+        kernels: Each kernel that is launched, in order: its name in C++, without namespaces.
+        copies: The kind of each copy, as in "host to device".
+        waits: How often the host waits for the GPU.
+    """
+
+    kernels: Sequence[str]
+    copies: Sequence[str]
+    waits: int
+
+    @property
+    def functions(self) -> list[str]:
+        """The kernels' names, without the types that they are compiled for."""
+        return [each.partition("<")[0] for each in self.kernels]
+
+    @property
+    def bytes_an_element(self) -> float:
+        """What kernels of a dense step read and write for each element of a variable."""
+        return sum(map(_bytes_moved, self.kernels))
+
+
+_ALL = "clip_norm, decay, averages"
+_DENSE = (
+    *("plain", "clip_value", "clip_norm", "decay", "groups", "averages", _ALL, f"groups, {_ALL}"),
+    *("loss_scale", f"loss_scale, {_ALL}", "on_nonfinite", f"on_nonfinite, {_ALL}"),
+    *("cautious", "cautious, clip_norm", "accumulation, first call", "accumulation, call between"),
+    *("accumulation", "accumulation, clip_norm", f"accumulation, loss_scale, {_ALL}"),
+    *("bfloat16", f"bfloat16, {_ALL}", "masters", f"masters, {_ALL}", "masters, loss_scale"),
+    *("masters, accumulation, first call", "masters, accumulation"),
+    *("remainders", f"remainders, {_ALL}", "rounding", f"rounding, {_ALL}"),
+    *("slot_bits", f"slot_bits, {_ALL}", "slot_dtype", f"slot_dtype, {_ALL}"),
+)
+DENSE = {name: Step(name.split(", ")) for name in _DENSE}
+# Launches depend on the height of a table, and not on its width.
+_TABLE = (1_000_000, 4)
+SPARSE = {
+    "LazyAdam": Step(["lazy"], [_TABLE], rows=65_536),
+    "LazyAdam, 1,000 rows": Step(["lazy"], [_TABLE], rows=1_000),
+    "LazyAdam, 10 such tables": Step(["lazy"], [_TABLE] * 10, rows=65_536),
+    "Adagrad": Step(["adagrad"], [_TABLE], rows=65_536),
+    "Adam, whose other rows catch up": Step(["catch_up"], [_TABLE], rows=65_536),
+    "Adam, which updates all rows": Step([], [_TABLE], rows=65_536),
+}
+
+
+def count(steps: Mapping[str, Step]) -> dict[str, Counted]:
+    """Counts a step of each, in another process."""
+    path = [*map(str, (ROOT, _SUPPORT)), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "GPUOPT_DRIVER_STREAMS": "nothing",
+        "GPUOPT_DRIVER_BLOCKS": "plain",
+    }
+    finished = subprocess.run(
+        [sys.executable, str(_SUPPORT / "driver"), __file__, "-"],
+        input=json.dumps(steps),
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found = json.loads(finished.stdout.splitlines()[-1])
+    return {name: Counted(*each) for name, each in found.items()}
+
+
+def make_tables(counted: Mapping[str, Counted]) -> str:
+    """Returns the page's tables of the steps `DENSE` and `SPARSE`."""
+    dense = [_row(name, counted[name], f"{counted[name].bytes_an_element:g}") for name in DENSE]
+    sparse = [_row(name, counted[name], ", ".join(counted[name].functions)) for name in SPARSE]
+    columns = ["launches", "waits"]
+    return "\n".join(
+        [
+            make_table(["Adam with", *columns, "bytes an element"], dense),
+            make_table(["65,536 rows of a table of 1,000,000", *columns, "kernels"], sparse),
+        ]
+    )
+
+
+def _row(name: str, counted: Counted, last: str) -> list[str]:
+    return [name, str(len(counted.kernels)), str(counted.waits), last]
+
+
+def main() -> None:
+    PAGE.write_text(
+        replace_between(PAGE.read_text(), COMMAND, make_tables(count({**DENSE, **SPARSE})))
+    )
+    print(f"written: {PAGE.relative_to(ROOT)}")
+
+
+# ---- The bytes of a kernel
+
+
+def _bytes_moved(kernel: str) -> float:
+    """Returns what a kernel reads and writes for each element, by the types in its name."""
+    function, _, arguments = kernel.partition("<")
+    names = re.findall(r"\w+", arguments)
+    types = [_BYTES[name] for name in names if name in _BYTES]
+    if function.startswith("measure"):
+        return _bytes_measured(names, types)
+    # A type for all, or those of the variable, slots, gradient, and what is beside it.
+    var, slot, gradient, *beside = types if len(types) > 1 else types * 3
+    slots: float = sum(_SLOTS.get(name, 0) for name in names)
+    slots *= _CODE_BYTES if "coded" in function else slot
+    if function.startswith("sum_"):  # a cautious rule's: steps depend on no variable, or average
+        return gradient + slots
+    if "Averaged" in names:  # the average of 16 bits is of 32
+        slots += max(var, 4)
+    is_begun = "BeginSum" in names  # the first of accumulated gradients: no sum is read
+    is_copy = "Copied" in names  # of the master, and not read
+    return gradient + 2 * slots + var * (2 - is_begun) + sum(beside) * (2 - is_copy)
+
+
+def _bytes_measured(names: Sequence[str], types: Sequence[int]) -> float:
+    """Returns what is moved of gradients, of variables, and of sums that gradients are added to.
+
+    Args:
+        names: What the kernel is a template of: the rule, if variables are read, and types.
+        types: The bytes of types: of the storage, and of what is added, if anything is.
+    """
+    num_stored, var, gradient = 1, 0, types[0]
+    if "Mixed" in names:  # the whole of a variable that is kept in two parts
+        num_stored, gradient = 3 + ("Copied" in names) + ("Split" in names), types[2]
+        var = types[0] + 2 * ("Split" in names)
+    elif names[0] not in _BYTES:
+        var = types[0]
+    added = types[num_stored:]
+    return var + gradient * (2 if added else 1) + sum(added)
+
+
+# ---- In the process on the stub driver
+
+
+def _make_call(step: Step) -> Callable[[], object]:
+    import cupy
+    import numpy as np
+
+    import gpuopt
+
+    stages = set(step.stages)
+    optimizer = _make_optimizer(stages)
+    scaled = bool(stages & {"loss_scale", "growing_scale"})
+    options = {"loss_scale": np.float32(8)} if scaled else {}
+    dtype = np.dtype("bfloat16" if stages & _OF_BFLOAT16 else "float32")
+    # Rules that keep more than the variable's own bits, or look at other rows, need a copy.
+    copies = bool(stages & {"masters", "remainders", "catch_up"})
+    variables = [gpuopt.Variable(cupy.empty(each, dtype), copy=copies) for each in step.shapes]
+
+    def make_gradient(shape: Sequence[int]) -> Any:
+        if step.rows is None:
+            return cupy.empty(shape, dtype)
+        values = cupy.empty((step.rows, *shape[1:]), dtype)
+        return gpuopt.IndexedSlices(values, cupy.empty(step.rows, np.int64))
+
+    sets = [[(make_gradient(v.shape), v) for v in variables] for _ in range(step.num_sets)]
+    turn = 0
+
+    def call() -> None:
+        nonlocal turn
+        turn += 1
+        optimizer.apply_gradients(sets[turn % len(sets)], **options)
+
+    return call
+
+
+def _make_optimizer(stages: set[str]) -> Any:
+    """Returns Adam, or what the stages name in its place, with their options and wrappers."""
+    import gpuopt
+
+    every: dict[str, Any] = {
+        "clip_norm": {"clip_norm": 1.0},
+        "clip_value": {"clip_value": 1.0},
+        "groups": {"groups": [gpuopt.ParameterGroup("_[13]$", learning_rate=1e-4)]},
+        "on_nonfinite": {"on_nonfinite": "skip"},
+        "cautious": {"cautious": True},
+        "masters": {"masters": "float32"},
+        "remainders": {"masters": "remainder"},
+        "rounding": {"stochastic_rounding": 1},
+        "slot_bits": {"slot_bits": 8},
+        "slot_dtype": {"slot_dtype": "bfloat16"},
+        "catch_up": {"catch_up": True},
+        "averages": {"averages": gpuopt.ExponentialMovingAverage(0.99)},
+    }
+    options = {key: value for name in stages for key, value in every.get(name, {}).items()}
+    optimizer: Any
+    if "cautious" in stages:
+        decay = 0.01 if "decay" in stages else 0.0
+        optimizer = gpuopt.TorchAdamWOptimizer(1e-3, weight_decay=decay, **options)
+    elif "decay" in stages:
+        optimizer = gpuopt.AdamWOptimizer(0.01, 1e-3, **options)
+    else:
+        others = {"lars": "LARS", "lazy": "LazyAdam", "adagrad": "Adagrad"}
+        name = next((others[each] for each in stages & others.keys()), "Adam")
+        optimizer = getattr(gpuopt, f"{name}Optimizer")(1e-3, **options)
+    if stages & {"loss_scale", "growing_scale", "on_nonfinite"}:
+        # No kernel runs that would decide about steps: the host is to learn of no decision.
+        device_scaling = import_module("gpuopt.step.device_scaling")
+        device_scaling.DeviceScaling._look = lambda scaling: None
+    if "loss_scale" in stages:
+        optimizer = gpuopt.LossScaleOptimizer(optimizer, gpuopt.contrib.FixedLossScaleManager(8.0))
+    if "growing_scale" in stages:
+        optimizer = gpuopt.LossScaleOptimizer(optimizer, gpuopt.DynamicLossScale(8.0, 4))
+    if "accumulation" in stages:
+        return gpuopt.GradientAccumulationOptimizer(optimizer, ACCUMULATED)
+    return optimizer
+
+
+def _count_step(step: Step) -> Counted:
+    call, calls_before = _make_call(step), _WARM_UP_STEPS
+    if "accumulation" in step.stages:
+        adding = [number for name, number in _CALLS_THAT_ADD.items() if name in step.stages]
+        calls_before = _WARM_UP_STEPS * ACCUMULATED + (adding or [ACCUMULATED - 1])[0]
+    for _ in range(calls_before):
+        call()
+    return count_call(call)
+
+
+def count_call(call: Callable[[], object]) -> Counted:
+    """Counts what a function does, in a process on the stub driver."""
+    driver = import_module("driver")
+    before = driver.counts()
+    with driver.record_launches() as launches:
+        call()
+    after = driver.counts()
+    return Counted(
+        [each.name.replace("gpuopt::", "") for each in launches if each.kind == "kernel"],
+        [each.kind for each in launches if each.kind != "kernel"],
+        sum(
+            number - before.get(name, 0)
+            for name, number in after.items()
+            if name.endswith("Synchronize") or name == "cudaMemcpy"
+        ),
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["-"]:
+        given = {name: Step(*each) for name, each in json.load(sys.stdin).items()}
+        print(json.dumps({name: _count_step(step) for name, step in given.items()}))
+    else:
+        main()

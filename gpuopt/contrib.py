@@ -1,0 +1,55 @@
+"""TensorFlow's names that few need: most of tf.contrib's, and second names of one thing."""
+
+from gpuopt.clipping import clip_by_average_norm
+from gpuopt.optimizers.base.sign_decay import (
+    get_cosine_decay_fn,
+    get_linear_decay_fn,
+    get_restart_decay_fn,
+)
+from gpuopt.optimizers.base.weight_decay import extend_with_decoupled_weight_decay
+from gpuopt.schedules import (
+    linear_cosine_decay,
+    noisy_linear_cosine_decay,
+    piecewise_constant_decay,
+)
+from gpuopt.tables import Rows
+from gpuopt.wrappers import (
+    AGNCustomGetter,
+    AGNOptimizer,
+    DropStaleGradientOptimizer,
+    ElasticAverageCustomGetter,
+    ElasticAverageOptimizer,
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+    LossScaleManager,
+    ModelAverageCustomGetter,
+    ModelAverageOptimizer,
+    MultitaskOptimizerWrapper,
+    VariableClippingOptimizer,
+    clip_gradients_by_global_norm,
+)
+
+__all__ = [
+    "AGNCustomGetter",
+    "AGNOptimizer",
+    "DropStaleGradientOptimizer",
+    "ElasticAverageCustomGetter",
+    "ElasticAverageOptimizer",
+    "ExponentialUpdateLossScaleManager",
+    "FixedLossScaleManager",
+    "LossScaleManager",
+    "ModelAverageCustomGetter",
+    "ModelAverageOptimizer",
+    "MultitaskOptimizerWrapper",
+    "Rows",
+    "VariableClippingOptimizer",
+    "clip_by_average_norm",
+    "clip_gradients_by_global_norm",
+    "extend_with_decoupled_weight_decay",
+    "get_cosine_decay_fn",
+    "get_linear_decay_fn",
+    "get_restart_decay_fn",
+    "linear_cosine_decay",
+    "noisy_linear_cosine_decay",
+    "piecewise_constant_decay",
+]

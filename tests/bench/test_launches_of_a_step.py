@@ -1,0 +1,151 @@
+"""A step on a GPU is counted: its launches, the host's waits, and the bytes that it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cache
+
+import pytest
+from pairs_of_stages import PAIRS
+
+from bench.launches import (
+    COMMAND,
+    DENSE,
+    PAGE,
+    SPARSE,
+    Counted,
+    Step,
+    count,
+    count_call,
+    make_tables,
+)
+from bench.page import replace_between
+
+pytestmark = [pytest.mark.gpu, pytest.mark.driver]
+
+UPDATE, OF_GROUPS = "dense_update", "dense_update_of_groups"
+# Rules that sum over variables and gradients: these are read twice, and the slot once. Launches,
+# and the bytes of an element: `w` is the variable, `m` its slot, `g` the gradient.
+BY_SUMS = "dense_update_by_sums"
+WITH_SUMS_OF_INPUTS: dict[str, tuple[list[str], float]] = {
+    # w g; g, and w m twice
+    "lars, clip_norm": (["measure_inputs", BY_SUMS], 8 + 20),
+    "lars, loss_scale": (["measure_inputs_and_decide", BY_SUMS], 8 + 20),
+    "lars, loss_scale, clip_norm, groups": (["measure_inputs_and_decide", BY_SUMS], 8 + 20),
+    # w g and the sum, which is written
+    "lars, accumulation": (["measure_inputs", BY_SUMS], 16 + 20),
+    "lars, accumulation, clip_norm": (["measure_inputs", BY_SUMS], 16 + 20),
+    "lars, accumulation, loss_scale": (["measure_inputs_and_decide", BY_SUMS], 16 + 20),
+    # the master or w and the remainder, and g; g, and these and m twice, and w written
+    "lars, clip_norm, masters": (["measure_inputs", BY_SUMS], 6 + 2 + 16 + 2),
+    "lars, clip_norm, remainders": (["measure_inputs", BY_SUMS], 6 + 2 + 16),
+}
+# Of the sort of 65,536 rows: three digits of 8 bits tell a million rows apart.
+SORT = ["check_and_count_digits", *["move_rows", "count_digits"] * 2, "move_rows"]
+
+
+@cache
+def counted() -> dict[str, Counted]:
+    return count({**DENSE, **SPARSE})
+
+
+def expected_of(stages: Collection[str]) -> tuple[list[str], float]:
+    """Says which launches a step of Adam with stages takes, and the bytes that an element moves."""
+    has_masters, has_remainders = "masters" in stages, "remainders" in stages
+    is_of_32_bits = not {"masters", "remainders", "rounding", "bfloat16"} & {*stages}
+    var = 4 if is_of_32_bits else 2
+    # A variable and its remainder are as many as a master copy.
+    whole = 4 if has_masters or has_remainders else var
+    slots = 2.0 * (2 if "slot_dtype" in stages else whole)
+    if "slot_bits" in stages:
+        slots = 2 * (1 + 4 / 256)
+    gradient = 4 if "accumulation" in stages else var
+    if "first call" in stages:  # the gradient, and the sum is written
+        return [UPDATE], var + gradient
+    if "call between" in stages:  # the gradient, and the sum twice
+        return [UPDATE], var + 2 * gradient
+    launches, num_bytes = [], 0.0
+    decides = bool({"loss_scale", "growing_scale", "on_nonfinite"} & {*stages})
+    measures = decides or "clip_norm" in stages
+    if measures:
+        launches.append("measure_and_decide" if decides else "measure")
+    if "accumulation" in stages:
+        num_bytes += var + 2 * gradient
+        if not measures:
+            launches.append(UPDATE)
+    elif measures:
+        num_bytes += gradient
+    if "cautious" in stages:
+        launches.append("sum_coded_terms" if "slot_bits" in stages else "sum_terms")
+        num_bytes += gradient + slots
+    of_groups = decides or bool({"clip_norm", "clip_value", "cautious", "groups"} & {*stages})
+    of_elements = OF_GROUPS if of_groups else UPDATE
+    launches.append("coded_update" if "slot_bits" in stages else of_elements)
+    num_bytes += gradient + 2 * (whole + slots) + var * has_masters
+    if "averages" in stages:
+        num_bytes += 2 * 4
+    return launches, num_bytes
+
+
+def assert_counted(found: Counted, expected: tuple[list[str], float], name: str) -> None:
+    assert (found.functions, found.bytes_an_element) == expected, name
+    # The decision whether a step is made comes back later, and nobody waits for it.
+    decides = found.functions[0].endswith("_and_decide")
+    assert (found.copies, found.waits) == (["device to host"] * decides, 0), name
+
+
+def test_dense_steps_read_gradients_twice_and_all_else_once() -> None:
+    for name, step in DENSE.items():
+        assert_counted(counted()[name], expected_of(step.stages), name)
+
+
+def test_each_pair_of_stages_reads_gradients_twice_and_all_else_once() -> None:
+    pairs = {", ".join(pair): Step(pair) for pair in PAIRS}
+    for name, found in count(pairs).items():
+        assert_counted(found, expected_of(pairs[name].stages), name)
+
+
+def test_sums_of_inputs_take_no_launch_more_than_a_norm() -> None:
+    found = count({name: Step(name.split(", ")) for name in WITH_SUMS_OF_INPUTS})
+    for name, expected in WITH_SUMS_OF_INPUTS.items():
+        assert_counted(found[name], expected, name)
+
+
+@pytest.mark.parametrize("num_sets", [1, 3])
+def test_all_tensors_are_updated_by_one_launch_without_a_copy(num_sets: int) -> None:
+    shapes = [(64,), (3, 5), (1024,)] * 300
+    [found] = count({"many": Step(["plain"], shapes, num_sets)}).values()
+    assert found == ([found.kernels[0]], [], 0)
+
+
+def test_a_wait_of_the_host_is_counted() -> None:
+    cupy = pytest.importorskip("cupy")
+    array = cupy.empty(3)
+    assert count_call(lambda: array.fill(0)).waits == 0
+    found = count_call(array.get)
+    assert (found.copies, found.waits) == (["device to host"], 1)
+
+
+@pytest.mark.parametrize("name", ["LazyAdam", "Adagrad"])
+def test_rows_are_sorted_and_updated_and_the_host_reads_the_flag_later(name: str) -> None:
+    found = counted()[name]
+    assert found.functions == [*SORT, "sum_pieces", "sparse_update"]
+    assert (found.copies, found.waits) == (["device to host"], 0)
+
+
+def test_rows_that_catch_up_take_no_launch_more_than_lazyadams() -> None:
+    found, lazy = counted()["Adam, whose other rows catch up"], counted()["LazyAdam"]
+    assert found.functions == [*lazy.functions[:-1], "late_update"]
+    assert (found.copies, found.waits) == (lazy.copies, 0)
+
+
+def test_ten_tables_are_sorted_and_updated_together() -> None:
+    found = counted()["LazyAdam, 10 such tables"]
+    digits = ["count_digits", "move_rows"] * 3
+    assert found.functions == ["check_rows", "gather_rows", *digits, "sum_pieces", "sparse_update"]
+    assert found.waits == 0
+
+
+def test_the_page_has_the_counts_of_this_checkout() -> None:
+    page = PAGE.read_text()
+    assert replace_between(page, COMMAND, make_tables(counted())) == page, f"run {COMMAND}"

@@ -1,0 +1,139 @@
+"""bench/first_run.py: what it prints to paste, and that one failure hides nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import first_run
+from bench.first_run import CHECKS, Check, Times, make_block, make_check, time_step
+
+TIMES = Times(device=2.0, device_dirty=3.0, wall=4.0, host=5.0, first=6000.0)
+
+
+@pytest.mark.gpu
+def test_a_first_run_on_a_gpu_checks_and_times_and_prints_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "results.json"
+    arguments = ["--small", "--seconds", "1", "--json", str(file), "--commit", "abc"]
+    monkeypatch.setattr(sys, "argv", ["first_run.py", *arguments])
+    assert first_run.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[-1]) == ("```text", "```")
+    assert lines[1].endswith(", commit abc")
+    assert f"{len(CHECKS)} of {len(CHECKS)} checks agree with numpy" in lines
+    written = json.loads(file.read_text())
+    assert len(written["microseconds"]) == 8
+    for name, of_one in written["microseconds"].items():
+        [row] = [line for line in lines if line.startswith(name)]
+        times = of_one["gpuopt"]
+        cells = row.removeprefix(name).split()
+        assert cells[:2] == [f"{times['device']:.1f}", f"{times['device_dirty']:.1f}"]
+        assert cells[5] == f"{written['bytes'][name] / times['device'] / 1e3:.0f}"
+    assert (written["commit"], written["not_run"]) == ("abc", {})
+
+
+@pytest.mark.gpu
+def test_a_step_that_fails_is_named_and_the_others_are_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks = first_run.list_tasks
+
+    def with_a_broken_one(cupy: Any, sizes: Any) -> Any:
+        copy, broken, *_ = tasks(cupy, sizes)
+        return [copy._replace(name="broken", make=lambda: 1 / 0), copy, broken]
+
+    monkeypatch.setattr(first_run, "list_tasks", with_a_broken_one)
+    results, failures = first_run.time_all(0, first_run.SMALL)
+    assert len(results) == 2
+    assert failures == {"broken": "ZeroDivisionError: division by zero"}
+
+
+def test_without_a_gpu_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(first_run, "why_no_gpu", lambda: "no NVIDIA driver")
+    monkeypatch.setattr(sys, "argv", ["first_run.py"])
+    assert first_run.main() == 1
+    assert capsys.readouterr().out == "nothing was run: no NVIDIA driver\n"
+
+
+def test_a_check_says_what_is_wrong() -> None:
+    def run(device: str) -> list[np.ndarray]:
+        return [np.ones(3) + (device != "cpu") * 0.01]
+
+    assert make_check(Check(run, tolerance=0.1)) is None
+    assert (make_check(Check(run)) or "").startswith("AssertionError: ")
+    assert make_check(Check(lambda device: 1 / 0)) == "ZeroDivisionError: division by zero"  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_checks_move_their_variables(name: str) -> None:
+    """On the CPU, a check agrees with itself, and not with another number of steps."""
+    for variable in CHECKS[name].run("cpu"):
+        start = np.random.default_rng(0).normal(size=variable.shape)
+        assert abs(variable - start).max() > 10 * CHECKS[name].tolerance
+
+
+class Script:
+    """A clock whose device takes 2 ms, or 3 with dirty caches."""
+
+    can_be_dirty = True
+
+    def synchronize(self) -> None:
+        pass
+
+    def device_ms(self, step: Any, host_ms: float, *, dirty: bool = False) -> float:
+        step()
+        return 3.0 if dirty else 2.0
+
+    def whole_ms(self, step: Any) -> float:
+        raise NotImplementedError
+
+    def runs_ahead(self, step: Any, host_ms: float) -> bool | None:
+        raise NotImplementedError
+
+
+def test_times_are_medians_and_both_kinds_of_caches_are_kept_apart() -> None:
+    calls = []
+    times = time_step(Script(), lambda: calls.append(1), seconds=0)
+    assert (times.device, times.device_dirty) == (2000.0, 3000.0)
+    assert times.wall >= times.host > 0
+    assert len(calls) == 1 + 2 + 1 + 2 * 3 + 3  # the fewest rounds and steps
+
+
+def test_a_block_names_wrong_checks_and_steps_that_failed_and_compares_with_a_copy() -> None:
+    results = {
+        "copy": (8000, {"gpuopt": TIMES}),
+        "Adam": (4000, {"gpuopt": TIMES, "torch": TIMES._replace(device=7.0, wall=8.0)}),
+    }
+    checks = {"Adam": None, "LAMB": "AssertionError: off"}
+    machine = {"numpy": "2.5", "GPUOPT_CACHE_DIR": "not set"}
+    block = make_block("today", machine, checks, results, {"big": "MemoryError: no"})
+    lines = block.splitlines()
+    assert lines[2:4] == ["numpy            2.5", "GPUOPT_CACHE_DIR not set"]
+    assert "1 of 2 checks agree with numpy" in lines
+    assert "LAMB: AssertionError: off" in lines
+    assert "big: MemoryError: no" in lines
+    [headings] = [line for line in lines if "device us" in line]
+    assert re.split(r"  +", headings.strip()) == [
+        *("device us", "dirty L2", "wall us", "host us", "first ms", "GB/s", "of copy"),
+        *("torch us", "torch wall"),
+    ]
+    [copy] = [line for line in lines if line.startswith("copy")]
+    [adam] = [line for line in lines if re.match("Adam  ", line)]
+    assert copy.split()[1:] == ["2.0", "3.0", "4.0", "5.0", "6", "4", "1.00"]
+    assert adam.split()[1:] == ["2.0", "3.0", "4.0", "5.0", "6", "2", "0.50", "7.0", "8.0"]
+
+
+def test_sizes_shrink_where_memory_is_short() -> None:
+    sizes = first_run.Sizes()
+    assert sizes.that_fit(15 * 2**30) == sizes
+    assert sizes.that_fit(2 * 2**30).large < sizes.large

@@ -1,0 +1,423 @@
+"""`Optimizer.update`: trees of parameters, whose leaves are known by their paths."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import random
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import gpuopt
+from gpuopt.trees import flatten, walk_of
+
+
+class Dense(NamedTuple):
+    W: Any
+    b: Any
+
+
+@dataclasses.dataclass
+class Norm:
+    scale: Any
+    shift: Any
+
+
+def a_tree(rng: random.Random, leaf: Any, depth: int = 0) -> Any:
+    """Returns a random tree, whose leaves `leaf` makes."""
+    kind = rng.choice(
+        ["dict", "ordered", "list", "tuple", "named", "data", "leaf"][: 7 if depth else 6]
+    )
+    if kind == "leaf" or depth > 3:
+        return leaf()
+    count = rng.randrange(1, 4)
+    children = [a_tree(rng, leaf, depth + 1) for _ in range(max(count, 2))]
+    if kind == "dict":
+        return dict(zip(rng.sample("abcdef", count), children, strict=False))
+    if kind == "ordered":
+        return OrderedDict(zip(rng.sample(range(9), count), children, strict=False))
+    if kind == "list":
+        return children[:count]
+    if kind == "tuple":
+        return tuple(children[:count])
+    return Dense(*children[:2]) if kind == "named" else Norm(*children[:2])
+
+
+def mapped(function: Any, tree: Any) -> Any:
+    """Returns a tree of the same form, with other leaves."""
+    if isinstance(tree, dict):
+        return type(tree)((key, mapped(function, each)) for key, each in tree.items())
+    if isinstance(tree, Dense):
+        return Dense(*(mapped(function, each) for each in tree))
+    if isinstance(tree, list | tuple):
+        return type(tree)(mapped(function, each) for each in tree)
+    if isinstance(tree, Norm):
+        return Norm(mapped(function, tree.scale), mapped(function, tree.shift))
+    return function(tree)
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    found: list[Any] = []
+    mapped(found.append, tree)
+    return found
+
+
+def without(is_left_out: list[bool], grads: Any) -> Any:
+    """Returns the tree with None for some leaves."""
+    remaining = iter(is_left_out)
+    return mapped(lambda each: None if next(remaining) else each, grads)
+
+
+def shuffled(rng: random.Random, tree: Any) -> Any:
+    """Returns the tree with the keys of its dicts in another order."""
+    if isinstance(tree, dict):
+        items = [(key, shuffled(rng, each)) for key, each in tree.items()]
+        return type(tree)(rng.sample(items, len(items)))
+    if isinstance(tree, list):
+        return [shuffled(rng, each) for each in tree]
+    return tree
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_walk_lists_the_leaves_of_its_form_and_of_no_other(seed: int) -> None:
+    rng = random.Random(seed)
+    tree = a_tree(rng, object)
+    found = flatten(tree, "params")
+    expected = leaves_of(tree)
+    assert found.leaves == expected
+    assert walk_of(found.form)(tree) == expected
+    order = rng.sample(range(len(expected)), len(expected))
+    assert walk_of(found.form, tuple(order))(tree) == [expected[at] for at in order]
+    other = a_tree(rng, object)
+    if flatten(other, "params").form != found.form:
+        walked = walk_of(found.form)(other)
+        assert walked is None or walked != leaves_of(other) or len(walked) != len(expected)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_trees_with_new_arrays_now_and_then_are_updated_like_variables(seed: int) -> None:
+    rng, numbers = random.Random(seed), np.random.default_rng(seed)
+
+    def array() -> Any:
+        return numbers.standard_normal((2, 3)).astype(np.float32)
+
+    params = a_tree(rng, array)
+    variables = [gpuopt.Variable(each) for each in leaves_of(params)]
+    make = rng.choice([gpuopt.AdamOptimizer, gpuopt.RMSPropOptimizer, gpuopt.AdagradOptimizer])
+    by_tree, by_list = make(0.1), make(0.1)
+    for _ in range(6):
+        if rng.random() < 0.4:
+            params = mapped(lambda each: each.copy() if rng.random() < 0.5 else each, params)
+        is_left_out = [rng.random() < 0.2 for _ in variables]
+        grads = mapped(lambda _: array(), params)
+        listed = leaves_of(grads)
+        if not all(is_left_out):
+            grads = without(is_left_out, grads)
+            listed = leaves_of(grads)
+        returned = by_tree.update(params, shuffled(rng, grads))
+        assert returned is params
+        by_list.apply_gradients(zip(listed, variables, strict=True))
+        for leaf, variable in zip(leaves_of(params), variables, strict=True):
+            np.testing.assert_array_equal(leaf, variable.numpy())
+
+
+def test_leaves_are_known_by_the_paths_in_state_groups_and_errors() -> None:
+    params = {"layers": [{"W": np.ones(2, np.float32), "b": np.zeros(2, np.float32)}]}
+    grads = {"layers": [{"b": np.ones(2, np.float32), "W": np.ones(2, np.float32)}]}
+    biases = gpuopt.ParameterGroup("/b$", learning_rate=0.0)
+    optimizer = gpuopt.MomentumOptimizer(0.5, 0.9, groups=[biases])
+    optimizer.update(params, grads, "net")
+    np.testing.assert_array_equal(params["layers"][0]["W"], [0.5, 0.5])
+    np.testing.assert_array_equal(params["layers"][0]["b"], [0.0, 0.0])
+    assert list(optimizer.state_dict()["slots"]["momentum"]) == [
+        "net/layers/0/W",
+        "net/layers/0/b",
+    ]
+    slot = optimizer.get_slot(params["layers"][0]["W"], "momentum")
+    assert slot is not None
+    np.testing.assert_array_equal(slot.numpy(), [1.0, 1.0])
+    grads["layers"][0]["W"] = np.ones(3, np.float32)
+    with pytest.raises(ValueError, match='gradient for "net/layers/0/W" has shape'):
+        optimizer.update(params, grads, "net")
+
+
+def test_one_array_without_a_name_is_known_by_its_memory() -> None:
+    # With one call each, two parameters would share their state if they were known by path.
+    first, second = np.ones(1), np.full(1, 2.0)
+    optimizer = gpuopt.MomentumOptimizer(0.5, 0.9)
+    optimizer.update(first, np.ones(1))
+    optimizer.update(second, np.ones(1))
+    assert (first[0], second[0]) == (0.5, 1.5)
+
+
+def test_rows_of_a_leaf_are_updated() -> None:
+    params = {"table": np.zeros((4, 2), np.float32)}
+    rows = gpuopt.IndexedSlices(np.ones((1, 2), np.float32), np.array([2]))
+    gpuopt.GradientDescentOptimizer(1.0).update(params, {"table": rows})
+    np.testing.assert_array_equal(params["table"][:, 0], [0, 0, -1, 0])
+
+
+def test_a_variable_keeps_its_own_name() -> None:
+    w = gpuopt.Variable(np.ones(2, np.float32), name="mine")
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    optimizer.update({"W": w}, {"W": np.ones(2, np.float32)})
+    assert list(optimizer.state_dict()["slots"]["m"]) == ["mine"]
+
+
+def test_a_global_step_is_counted() -> None:
+    step = gpuopt.Variable(0, name="step")
+    w = np.ones(2, np.float32)
+    gpuopt.AdamOptimizer(0.1).update([w], [np.ones(2, np.float32)], global_step=step)
+    assert int(step) == 1
+
+
+def two_arrays() -> dict[str, Any]:
+    return {"W": np.ones(2, np.float32), "b": np.zeros(2, np.float32)}
+
+
+def train(optimizer: gpuopt.Optimizer, tree: Any, num_steps: int) -> Any:
+    for _ in range(num_steps):
+        optimizer.update(tree, {key: np.full(2, 0.5, np.float32) for key in tree})
+    return tree
+
+
+def by_pickle_alone(optimizer: gpuopt.Optimizer, tree: Any) -> tuple[gpuopt.Optimizer, Any]:
+    pickled = pickle.dumps(optimizer)
+    return pickle.loads(pickled), {key: each.copy() for key, each in tree.items()}
+
+
+@pytest.mark.parametrize(
+    "take_over",
+    [
+        by_pickle_alone,
+        lambda *both: copy.deepcopy(both),
+        lambda *both: pickle.loads(pickle.dumps(both)),
+        lambda optimizer, tree: (copy.copy(optimizer), tree),
+        lambda optimizer, tree: (copy.deepcopy(optimizer), tree),
+    ],
+)
+def test_a_run_goes_on_with_the_state_of_its_paths(take_over: Any) -> None:
+    expected = train(gpuopt.AdamOptimizer(0.1), two_arrays(), 5)
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    both = take_over(optimizer, train(optimizer, two_arrays(), 3))
+    del optimizer
+    for key, value in train(*both, 2).items():
+        np.testing.assert_array_equal(value, expected[key])
+
+
+def test_a_loaded_state_waits_for_its_paths() -> None:
+    expected = train(gpuopt.AdamOptimizer(0.1), two_arrays(), 5)
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    values = train(optimizer, two_arrays(), 3)
+    state = optimizer.state_dict()
+    del optimizer
+    loaded = gpuopt.AdamOptimizer(0.1)
+    loaded.load_state_dict(state)
+    for key, value in train(loaded, values, 2).items():
+        np.testing.assert_array_equal(value, expected[key])
+
+
+def test_a_saver_finds_leaves(tmp_path: Any) -> None:
+    params = {"W": np.ones(2, np.float32)}
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    optimizer.update(params, {"W": np.ones(2, np.float32)}, "saved")
+    saver = gpuopt.Saver(optimizers=[optimizer])
+    path = saver.save(tmp_path / "model")
+    kept = params["W"].copy()
+    optimizer.update(params, {"W": np.ones(2, np.float32)}, "saved")
+    saver.restore(path)
+    np.testing.assert_array_equal(params["W"], kept)
+
+
+ones = np.ones(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("params", "grads", "message"),
+    [
+        ({"a/b": ones.copy()}, {"a/b": ones}, "params has the key 'a/b'"),
+        ({1: ones.copy(), "1": ones.copy()}, {1: ones}, "keys 1 and '1', which are the same path"),
+        ({"a": ones.copy()}, {"b": ones}, 'only params has "a"; only grads has "b"'),
+        ({"a": ones.copy()}, {"a": [1.0, 1.0]}, 'only params has "a"; only grads has "a/0", "a/1"'),
+        (
+            {"x": [ones.copy() for _ in range(7)]},
+            {"x": [ones]},
+            'only params has "x/1", "x/2", "x/3", "x/4", "x/5" and 1 more',
+        ),
+        ({"a": None}, {"a": ones}, 'params at "a": expected a Variable or an array, got NoneType'),
+        ({"a": "text"}, {"a": ones}, 'params at "a": expected a Variable or an array, got str'),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_path(params: Any, grads: Any, message: str) -> None:
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    with pytest.raises((TypeError, ValueError)) as caught:
+        optimizer.update(params, grads)
+    assert message in str(caught.value)
+    # Nothing is remembered of it.
+    array = ones.copy()
+    with pytest.raises(ValueError, match="shape"):
+        optimizer.update({"wrong": array}, {"wrong": np.ones(3, np.float32)})
+    optimizer.update({"other": array}, {"other": ones})
+    assert list(optimizer.state_dict()["slots"]["m"]) == ["other"]
+
+
+def test_a_shared_array_is_refused() -> None:
+    shared = ones.copy()
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    with pytest.raises(ValueError, match='the array at "b" is that of "a"'):
+        optimizer.update({"a": shared, "b": shared}, {"a": ones, "b": ones})
+    optimizer.update({"a": shared, "b": ones.copy()}, {"a": ones, "b": ones}, "one")
+    with pytest.raises(ValueError, match='the array at "two/a" is that of "one/a"'):
+        optimizer.update({"a": shared}, {"a": ones}, "two")
+    np.testing.assert_allclose(shared, 0.9, rtol=1e-6)
+
+
+def test_arrays_that_change_places_are_refused() -> None:
+    params = {"a": ones.copy(), "b": ones.copy()}
+    grads = {"a": ones, "b": ones}
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    optimizer.update(params, grads)
+    before = {key: each.copy() for key, each in params.items()}
+    with pytest.raises(ValueError, match='the array at "a" is that of "b"'):
+        optimizer.update({"a": params["b"], "b": params["a"]}, grads)
+    for key, value in before.items():
+        np.testing.assert_array_equal(params[key], value)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (np.ones(3, np.float32), r"has shape \(3,\) and dtype float32"),
+        (np.ones(2), r"has shape \(2,\) and dtype float64"),
+    ],
+)
+def test_an_array_of_another_form_is_refused(other: Any, message: str) -> None:
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    optimizer.update({"w": ones.copy()}, {"w": ones})
+    with pytest.raises(ValueError, match=message):
+        optimizer.update({"w": other}, {"w": np.ones(other.shape, other.dtype)})
+
+
+def test_an_array_in_the_place_of_a_variable_is_refused() -> None:
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    w = gpuopt.Variable(ones, name="mine")
+    optimizer.update({"w": w}, {"w": ones})
+    with pytest.raises(ValueError, match='was the Variable "mine" before'):
+        optimizer.update({"w": ones.copy()}, {"w": ones})
+
+
+def test_other_paths_under_a_name_are_refused() -> None:
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    optimizer.update({"w": ones.copy()}, {"w": ones})
+    with pytest.raises(
+        ValueError, match=r'the tree without a name has other paths.*only params has "v"'
+    ):
+        optimizer.update({"v": ones.copy()}, {"v": ones})
+    optimizer.update({"v": ones.copy()}, {"v": ones}, name="second")
+
+
+def test_an_array_that_another_optimizer_calls_otherwise_is_refused() -> None:
+    w = ones.copy()
+    keeps = gpuopt.AdamOptimizer(0.1)
+    keeps.update({"w": w}, {"w": ones})
+    gpuopt.GradientDescentOptimizer(0.1).update({"w": w}, {"w": ones})
+    with pytest.raises(ValueError, match='the array at "v" is known as "w" already'):
+        gpuopt.GradientDescentOptimizer(0.1).update({"v": w}, {"v": ones})
+
+
+def test_two_trees_without_a_name_that_take_turns_are_noticed_once() -> None:
+    trees = [{"w": ones.copy()}, {"w": ones.copy()}]
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    for tree in (*trees, trees[0]):
+        optimizer.update(tree, {"w": ones})
+    with pytest.warns(UserWarning, match="two sets of arrays in turn"):
+        optimizer.update(trees[1], {"w": ones})
+    for tree in trees:
+        optimizer.update(tree, {"w": ones})
+
+
+def test_an_array_that_comes_back_once_is_not_noticed() -> None:
+    best, last = {"w": ones.copy()}, {"w": ones.copy()}
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    for tree in (best, last, best, best, last, last, best):
+        optimizer.update(tree, {"w": ones})
+
+
+def test_a_replaced_array_is_freed() -> None:
+    import weakref
+
+    w = ones.copy()
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    optimizer.update({"w": w}, {"w": ones})
+    alive = weakref.ref(w)
+    w = w.copy()
+    optimizer.update({"w": w}, {"w": ones})
+    assert alive() is None
+
+
+def on_gpu(tree: Any) -> Any:
+    cupy = pytest.importorskip("cupy")
+    return mapped(cupy.array, tree)
+
+
+def a_model(seed: int) -> Any:
+    numbers = np.random.default_rng(seed)
+    return {
+        "layers": [
+            {
+                "W": numbers.standard_normal((4, 3)).astype(np.float32),
+                "b": numbers.standard_normal(3).astype(np.float32),
+            }
+            for _ in range(3)
+        ],
+        "head": Dense(*numbers.standard_normal((2, 5)).astype(np.float32)),
+    }
+
+
+def assert_same(on_host: Any, on_device: Any) -> None:
+    for expected, leaf in zip(leaves_of(on_host), leaves_of(on_device), strict=True):
+        # The kernel fuses multiplications with additions.
+        np.testing.assert_allclose(leaf.get(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_trees_of_cupy_arrays_are_updated_in_one_launch_as_on_the_cpu() -> None:
+    on_host, by_host, by_device = a_model(0), gpuopt.AdamOptimizer(0.1), gpuopt.AdamOptimizer(0.1)
+    on_device = on_gpu(on_host)
+    with by_device.report() as report:
+        for step in range(1, 4):
+            grads = a_model(step)
+            by_host.update(on_host, grads)
+            assert by_device.update(on_device, on_gpu(grads)) is on_device
+    assert_same(on_host, on_device)
+    assert [launch[::2] for launch in report.launches] == [("gpu:0", 3)]
+
+
+@pytest.mark.gpu
+def test_state_goes_on_where_cupy_arrays_are_replaced() -> None:
+    on_host, by_host, by_device = a_model(0), gpuopt.AdamOptimizer(0.1), gpuopt.AdamOptimizer(0.1)
+    on_device = on_gpu(on_host)
+    for step in range(1, 6):
+        grads = a_model(step)
+        by_host.update(on_host, grads)
+        by_device.update(on_device, on_gpu(grads), "model")
+        assert_same(on_host, on_device)
+        on_device = mapped(lambda each: each * 1, on_device)
+    slots = by_device.state_dict()["slots"]["m"]
+    assert list(slots)[:2] == ["model/layers/0/W", "model/layers/0/b"]
+    assert len(slots) == len(leaves_of(on_host))
+
+
+@pytest.mark.gpu
+def test_an_array_of_another_device_is_refused_by_its_path() -> None:
+    params = {"w": np.ones(2, np.float32)}
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    optimizer.update(params, {"w": np.ones(2, np.float32)})
+    moved = on_gpu(params)
+    with pytest.raises(ValueError, match=r'the array at "w" has .* is on gpu:0; the one before'):
+        optimizer.update(moved, on_gpu({"w": np.ones(2, np.float32)}))
+    assert moved["w"].get().tolist() == params["w"].tolist()
