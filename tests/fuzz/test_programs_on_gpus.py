@@ -8,7 +8,11 @@ import pytest
 from fuzzing import program
 from fuzzing.settings import GPUS, NUMBERS, long_run, run_for_a_while, seeds
 
-pytestmark = [pytest.mark.emulator, pytest.mark.usefixtures("emulated_gpus")]
+pytestmark = [
+    pytest.mark.emulator,
+    pytest.mark.usefixtures("emulated_gpus"),
+    pytest.mark.filterwarnings("ignore:three calls in a row"),  # random programs have any
+]
 
 
 @pytest.mark.parametrize("seed", seeds(8))

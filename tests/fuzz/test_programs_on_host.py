@@ -8,6 +8,9 @@ import pytest
 from fuzzing import program
 from fuzzing.settings import HOST, NUMBERS, long_run, run_for_a_while, seeds
 
+# Random programs have any variables.
+pytestmark = pytest.mark.filterwarnings("ignore:three calls in a row")
+
 
 @pytest.mark.parametrize("seed", seeds(24))
 def test_a_random_program_does_what_the_model_does(seed: int) -> None:

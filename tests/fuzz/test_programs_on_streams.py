@@ -14,6 +14,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.gpus(2),
     pytest.mark.skipif(not driver.is_here(), reason="a real GPU chooses its order itself"),
+    pytest.mark.filterwarnings("ignore:three calls in a row"),  # random programs have any
 ]
 
 POLICIES = ("newest", "random", "random", "oldest")
