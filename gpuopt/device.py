@@ -9,6 +9,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+# What users need; the rest is for gpuopt itself.
+__all__ = ["Device"]
+
 # DLPack's device types (dlpack.h, DLDeviceType).
 _DLPACK_CPU = 1
 _DLPACK_CUDA = 2

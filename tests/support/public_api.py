@@ -21,9 +21,11 @@ PAGE = ROOT / "tests" / "project" / "public_api.txt"
 MODULES = (
     "gpuopt",
     "gpuopt.contrib",
+    "gpuopt.device",
     "gpuopt.distributed",
     "gpuopt.errors",
     "gpuopt.interop",
+    "gpuopt.schedules",
     "gpuopt.optimizers.base",
 )
 # What TensorFlow 1's subclasses override and call.

@@ -54,7 +54,7 @@ def _exported(module: str, names: Sequence[str]) -> list[str]:
 _ROWS = "gpuopt.contrib.Rows"
 _OF_CONTRIB = [each for each in _in("gpuopt.contrib", gpuopt.contrib.__all__) if each != _ROWS]
 _WRAPPERS = [name for name in gpuopt.wrappers.__all__ if name in gpuopt.__all__]
-_SCHEDULES = [name for name in gpuopt.schedules.__all__ if name in gpuopt.__all__]
+_SCHEDULES = [name for name in gpuopt.schedules.__all__ if name not in gpuopt.contrib.__all__]
 _OF_DISTRIBUTED = _exported("gpuopt.distributed", gpuopt.distributed.__all__)
 
 # By the file's name.
@@ -90,11 +90,9 @@ PAGES = {
             "gpuopt.with_gradients",
             "gpuopt.with_torch",
             "gpuopt.value_and_gradients",
-            "gpuopt.trainable_variables",
-            "gpuopt.global_variables",
-            "gpuopt.Device",
+            "gpuopt.device.Device",
         ],
-        frozenset({"gpuopt.Variable", "gpuopt.IndexedSlices", _ROWS, "gpuopt.Device"}),
+        frozenset({"gpuopt.Variable", "gpuopt.IndexedSlices", _ROWS, "gpuopt.device.Device"}),
         frozenset({"gpuopt.Variable"}),
     ),
     "training": Reference(
@@ -106,7 +104,6 @@ PAGES = {
             "gpuopt.Saver",
             "gpuopt.latest_checkpoint",
             "gpuopt.clip_by_value",
-            "gpuopt.clip_by_norm",
             "gpuopt.clip_by_global_norm",
             "gpuopt.global_norm",
             *_exported("gpuopt.errors", gpuopt.errors.__all__),
@@ -117,8 +114,8 @@ PAGES = {
         "Schedules",
         "Hyperparameters that follow the global step: "
         "[guide](../guides/schedules_and_clipping.md).",
-        _in("gpuopt", _SCHEDULES),
-        frozenset({"gpuopt.Schedule"}),
+        _exported("gpuopt.schedules", _SCHEDULES),
+        frozenset({"gpuopt.schedules.Schedule"}),
     ),
     "distributed": Reference(
         "Several workers",
@@ -132,7 +129,7 @@ PAGES = {
         [
             "gpuopt.update_rule",
             "gpuopt.optimizers.base.UpdateRule",
-            "gpuopt.CudaSource",
+            "gpuopt.optimizers.base.CudaSource",
             "gpuopt.optimizers.base.Unnamed",
             "gpuopt.optimizers.base.Movement",
         ],
