@@ -104,13 +104,13 @@ def test_two_threads_differentiate_and_apply_at_once(language: Language) -> None
             optimizer.minimize(model.loss)
         return [variable.numpy().tobytes() for variable in model.variables.values()]
 
-    alone = train(Model(language), gpuopt.AdamOptimizer(0.1), 50)
+    alone = train(Model(language), gpuopt.AdamOptimizer(0.1), 12)
     models = [Model(language) for _ in range(4)]
     shared = gpuopt.GradientDescentOptimizer(0.1)
     results: list[Any] = [None] * len(models)
 
     def work(number: int) -> None:
-        results[number] = train(models[number], gpuopt.AdamOptimizer(0.1), 50)
+        results[number] = train(models[number], gpuopt.AdamOptimizer(0.1), 12)
         train(models[number], shared, 5)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(models))]

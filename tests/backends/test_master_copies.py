@@ -40,6 +40,7 @@ def check_copies(copies: Copies, updates: list[Update]) -> None:
 @every_backend
 @every_dtype
 @every_rule
+@pytest.mark.one_in(2)
 def test_dense_updates_write_copies(backend: str, rule: UpdateRule, dtype: str) -> None:
     arrays, gradients = Arrays(rule, "float32"), Arrays(rule, dtype)
     shapes = [(1,), (7,), (64,), (0,), (5, 3), (40, 30), (2000, 5), ()]
@@ -67,6 +68,7 @@ def test_dense_updates_write_copies(backend: str, rule: UpdateRule, dtype: str) 
 @every_dtype
 @pytest.mark.parametrize("all_rows", [False, True])
 @pytest.mark.parametrize("rule", [each for each in RULES if not each.sums], ids=lambda r: r.name)
+@pytest.mark.one_in(3)
 def test_sparse_updates_write_rows_of_copies(
     backend: str, rule: UpdateRule, all_rows: bool, dtype: str
 ) -> None:
@@ -159,6 +161,7 @@ def check_joined(updates: list[Update], remainders: Copies, exact: list[Update])
 
 @every_backend
 @every_rule
+@pytest.mark.one_in(2)
 def test_dense_updates_of_halves_are_those_of_the_whole(backend: str, rule: UpdateRule) -> None:
     arrays, gradients = Arrays(rule, "float32"), Arrays(rule, "bfloat16")
     shapes = [(1,), (7,), (64,), (0,), (5, 3), (40, 30), (2000, 5), ()]
@@ -181,6 +184,7 @@ def test_dense_updates_of_halves_are_those_of_the_whole(backend: str, rule: Upda
 @every_backend
 @pytest.mark.parametrize("all_rows", [False, True])
 @pytest.mark.parametrize("rule", [each for each in RULES if not each.sums], ids=lambda r: r.name)
+@pytest.mark.one_in(3)
 def test_sparse_updates_of_halves_are_those_of_the_whole(
     backend: str, rule: UpdateRule, all_rows: bool
 ) -> None:

@@ -260,6 +260,7 @@ def test_state_cannot_be_read_in_the_middle_of_a_step() -> None:
 
 @configurations
 @every_dtype
+@pytest.mark.one_in(2)
 def test_restored_checkpoint_continues_the_run_bit_by_bit(
     name: str, arguments: dict[str, Any], dtype: Any, tmp_path: Path
 ) -> None:

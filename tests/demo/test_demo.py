@@ -31,6 +31,7 @@ from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 
+FULL = bool(os.environ.get("GPUOPT_FULL"))
 # The first optimizer of each shape.
 FIRSTS = [
     name
@@ -135,7 +136,7 @@ def test_only_table_rows_of_the_batch_have_a_gradient() -> None:
 # Training.
 
 
-@pytest.mark.parametrize("optimizer", TUNED)
+@pytest.mark.parametrize("optimizer", TUNED if FULL else FIRSTS)
 def test_every_optimizer_reads_95_percent_of_unseen_digits(optimizer: str) -> None:
     result = train_on_cpu(optimizer)
     _, train_accuracy, test_accuracy = result.accuracies[-1]
@@ -167,10 +168,10 @@ def test_an_optimizer_that_is_not_tuned_learns_all_the_same(
     ("optimizer", "dtype"),
     [
         (name, dtype)
-        for name in TUNED
-        # Of a known shape, the loss in float16 is the one that may not fall.
+        for name in (TUNED if FULL else FIRSTS)
+        # In float16 alone it may not fall for want of range.
         for dtype in (
-            [np.float16, ml_dtypes.bfloat16, np.float64] if name in FIRSTS else [np.float16]
+            [np.float16, ml_dtypes.bfloat16, np.float64] if FULL or name == "Adam" else [np.float16]
         )
     ],
 )
@@ -192,7 +193,10 @@ def test_differentiated_and_hand_written_gradients_give_the_same_curves(optimize
     # Ftrl and AdagradDA make the weights anew from sums, where differences of rounding cancel less;
     # where a sum is about 0, rounding decides the sign that is a step of Lion.
     in_float32 = 1e-3 if optimizer in ("Ftrl", "AdagradDA", "Lion") else 2e-6
-    for dtype, tolerance in ((np.float32, in_float32), (np.float64, 1e-12)):
+    tolerances = {np.float32: in_float32, np.float64: 1e-12}
+    if not (FULL or optimizer == "Adam"):
+        del tolerances[np.float32]
+    for dtype, tolerance in tolerances.items():
         by_hand, differentiated = (
             train(optimizer, device=Device.cpu, dtype=np.dtype(dtype), steps=40, autodiff=autodiff)
             for autodiff in (False, True)

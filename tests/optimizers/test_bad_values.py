@@ -178,6 +178,7 @@ ARGUMENTS: dict[str, tuple[Callable[[Any], Any], str, set[str]]] = {
 
 @pytest.mark.parametrize("value", BAD)
 @pytest.mark.parametrize("argument", ARGUMENTS)
+@pytest.mark.one_in(3)
 def test_a_bad_value_is_refused_by_name(argument: str, value: str) -> None:
     make, message, are_good = ARGUMENTS[argument]
     w, step = Variable(np.ones(3, np.float32), name="w"), Variable(0, name="step")

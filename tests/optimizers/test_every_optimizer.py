@@ -234,6 +234,7 @@ def test_every_dtype_steps_like_float64_to_its_own_precision(
 
 @in_each_shapes_forms
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0), (100_003,)], ids=str)
+@pytest.mark.one_in(3)
 def test_any_shape_steps_like_its_elements(
     name: str, arguments: dict[str, Any], shape: tuple[int, ...], every_cpu_form: str
 ) -> None:

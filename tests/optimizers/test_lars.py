@@ -21,6 +21,7 @@ NUMBERS = {"learning_rate": 2.0, "momentum": 0.5, "weight_decay": 0.25, "eeta": 
 @pytest.mark.parametrize("use_nesterov", [False, True])
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (7, 3), (100_003,)], ids=str)
 @every_dtype
+@pytest.mark.one_in(2)
 def test_steps_are_the_textbooks(
     dtype: Any, shape: tuple[int, ...], use_nesterov: bool, xp: Any
 ) -> None:

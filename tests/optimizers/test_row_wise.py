@@ -90,6 +90,7 @@ def sparse(rng: Any, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np
 @pytest.mark.parametrize("shape", [(), (1,), (9,), (7, 3), (70, 8), (4, 5, 3), (3, 1100)], ids=str)
 @every_dtype
 @each_optimizer
+@pytest.mark.one_in(3)
 def test_steps_are_the_textbooks(name: str, dtype: Any, shape: tuple[int, ...], xp: Any) -> None:
     rng = np.random.default_rng(1)
     start = np.asarray(rng.normal(size=shape)).astype(dtype)

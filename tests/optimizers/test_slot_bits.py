@@ -135,6 +135,7 @@ def test_maps_are_ascending_and_the_published_ones(coding: Coding) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("gradients", ["dense", "sparse", "mixed"])
+@pytest.mark.one_in(3)
 def test_a_step_is_that_of_float32_slots_which_are_rounded_after_it(
     name: str, stage: str, gradients: str
 ) -> None:

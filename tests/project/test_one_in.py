@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,12 @@ import one_in
 import pytest
 
 
-def case(test: str, n: int | None, **indices: int) -> Any:
+def case(test: str, n: int | None, **params: int) -> Any:
     marker = None if n is None else pytest.mark.one_in(n).mark
     return SimpleNamespace(
-        nodeid=f"{test}[{'-'.join(map(str, indices.values()))}]",
+        nodeid=f"{test}[{'-'.join(map(str, params.values()))}]",
         get_closest_marker=lambda name: marker,
-        callspec=SimpleNamespace(indices=indices),
+        callspec=SimpleNamespace(params=params),
     )
 
 
@@ -25,7 +26,7 @@ def test_one_in_n_runs_and_each_value_in_one_at_least() -> None:
     assert 160 / 6 <= len(chosen) <= 160 / 2
     assert len(chosen) + len(others) == 160
     for name, number in (("a", 40), ("b", 4)):
-        assert {each.callspec.indices[name] for each in chosen} == set(range(number))
+        assert {each.callspec.params[name] for each in chosen} == set(range(number))
     again, _ = one_in.divide(cases)
     assert again == chosen
 
@@ -36,3 +37,17 @@ def test_tests_are_divided_apart_and_others_run_whole() -> None:
     chosen, others = one_in.divide(cases)
     assert chosen == [*cases[:2], *cases[3:]]
     assert others == [cases[2]]
+
+
+@pytest.mark.skipif(bool(os.environ.get("GPUOPT_FULL")), reason="all cases run")
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("one", [[], [1], [2], [3]], ids=str)
+@pytest.mark.parametrize("other", range(20))
+def test_pytests_own_cases_are_divided(
+    one: list[int], other: int, request: pytest.FixtureRequest
+) -> None:
+    test = request.node.nodeid.partition("[")[0]
+    if request.config.option.keyword or any("::" in each for each in request.config.args):
+        pytest.skip("somebody named what to run")
+    run = [each for each in request.session.items if each.nodeid.startswith(f"{test}[")]
+    assert 20 <= len(run) < 40

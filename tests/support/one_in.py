@@ -15,6 +15,7 @@ def divide(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
     About one in n runs, whatever other cases there are; and each value of each parameter in one of
     them at least.
     """
+    # Values need not be hashable; all cases of a test have the same objects.
     seen: dict[str, set[tuple[str, int]]] = defaultdict(set)
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
@@ -25,7 +26,8 @@ def divide(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
             continue
         [n] = marker.args
         of_test = seen[item.nodeid.partition("[")[0]]
-        values = set(item.callspec.indices.items())  # type: ignore[attr-defined]
+        parameters = item.callspec.params  # type: ignore[attr-defined]
+        values = {(name, id(value)) for name, value in parameters.items()}
         if crc32(item.nodeid.encode()) % n == 0 or not values <= of_test:
             chosen.append(item)
             of_test |= values

@@ -60,6 +60,7 @@ def one(*numbers: float) -> np.ndarray:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "mixed"])
 @pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.one_in(2)
 def test_every_combination_is_a_step_by_gradients_summed_by_hand(
     every_form_one_by_one: str, stages: str, is_sparse: bool, reduction: Any
 ) -> None:

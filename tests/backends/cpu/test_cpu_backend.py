@@ -127,6 +127,7 @@ def test_rows_without_a_gradient_move_at_any_limits(
 @pytest.mark.parametrize(
     "rule", [rule for rule in RULES if not rule.sums], ids=lambda rule: rule.name
 )
+@pytest.mark.one_in(2)
 def test_a_recorded_rule_computes_the_same_bits(
     rule: UpdateRule, dtype: Any, power: float, zero_grad: bool
 ) -> None:

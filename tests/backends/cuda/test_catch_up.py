@@ -69,6 +69,7 @@ def trained(device: str, catch_up: Any, dtype: Any, width: int, number: int) -> 
 @ways
 @pytest.mark.parametrize(("width", "number"), [(1, 1), (3, 2), (8, 1), (40, 2)])
 @pytest.mark.parametrize("dtype", DTYPES_BY_NAME.values(), ids=DTYPES_BY_NAME)
+@pytest.mark.one_in(3)
 def test_rows_catch_up_as_numpys(
     gpus: Any, dtype: Any, width: int, number: int, catch_up: Any
 ) -> None:
@@ -83,6 +84,7 @@ def test_rows_catch_up_as_numpys(
 @on_gpus
 @ways
 @pytest.mark.parametrize("gap", [0, 1, 255, 256, 257, 1500])
+@pytest.mark.one_in(2)
 def test_a_row_catches_up_over_a_gap(gpus: Any, gap: int, catch_up: Any) -> None:
     """Beyond 1,024 steps there is no room for more until all rows are up to date."""
     ends = []

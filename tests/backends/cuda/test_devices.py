@@ -96,6 +96,7 @@ class Twins:
 
 @configurations
 @every_dtype
+@pytest.mark.one_in(3)
 def test_one_call_updates_variables_on_two_gpus_and_the_cpu(
     name: str, arguments: dict[str, Any], dtype: Any
 ) -> None:
@@ -122,6 +123,7 @@ def test_one_call_updates_variables_on_two_gpus_and_the_cpu(
 @configurations
 @every_dtype
 @pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.one_in(4)
 def test_sparse_updates_on_a_gpu_are_numpys(
     name: str, arguments: dict[str, Any], dtype: Any, index: Any
 ) -> None:

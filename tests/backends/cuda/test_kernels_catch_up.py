@@ -154,6 +154,7 @@ def draw(rng: np.random.Generator, height: int, shape: tuple[int, ...], dtype: A
 @pytest.mark.parametrize("stepping", [False, True])
 @pytest.mark.parametrize("width", [1, 3, 8, 200])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.one_in(3)
 def test_rows_of_each_type_and_width_are_where_numpy_has_them(
     backend: CudaBackend, dtype: str, width: int, *, stepping: bool
 ) -> None:
@@ -224,6 +225,7 @@ def test_gaps_alike_do_not_add_up_one_error_of_a_power() -> None:
 @pytest.mark.parametrize(("stepping", "bound"), [(False, 1e-7), (True, 1e-11)])
 @pytest.mark.parametrize("rate", [cosine, waves])
 @pytest.mark.parametrize("epsilon", [1e-8, 1e-3])
+@pytest.mark.one_in(2)
 def test_float64_is_close_by_sums_and_closer_step_by_step(
     rate: Callable[[int], float], epsilon: float, *, stepping: bool, bound: float
 ) -> None:

@@ -85,6 +85,7 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 
 @in_every_dtype
+@pytest.mark.one_in(2)
 def test_dense_steps_are_numpys_in_every_layout(
     device: Device, name: str, arguments: dict[str, Any], dtype: str
 ) -> None:
@@ -93,6 +94,7 @@ def test_dense_steps_are_numpys_in_every_layout(
 
 
 @in_every_dtype
+@pytest.mark.one_in(2)
 def test_sparse_steps_are_numpys_for_all_kinds_of_rows(
     device: Device, name: str, arguments: dict[str, Any], dtype: str
 ) -> None:
