@@ -19,12 +19,15 @@ from gpuopt.rules.accumulation import add_to_sum, begin_sum
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.cautious import cautious
 from gpuopt.rules.clipped import clipped
+from gpuopt.rules.derived import DerivedRule
 from gpuopt.rules.gradient_descent import gradient_descent
 from gpuopt.rules.moving_average import moving_average
 from gpuopt.rules.rounded import rounded
 from gpuopt.rules.scaled import ScaledRule, scaled
 from gpuopt.rules.slot_codes import slot_codes
 from gpuopt.rules.update_rule import UpdateRule
+
+IS_FULL = bool(os.environ.get("GPUOPT_ALL_KERNELS"))
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 INDICES = ["int32", "int64"]
@@ -51,6 +54,23 @@ STORAGES_OF_ROUNDING: list[Storage] = [
     Mixed("float32", "bfloat16", "float32"),
     Mixed("bfloat16", "bfloat16", "bfloat16", SPLIT),
 ]
+
+
+def rules_to_compile() -> list[UpdateRule]:
+    """Returns the rules whose kernels NVRTC compiles: unless asked for all, the extremes."""
+    rules = update_rules()
+    if IS_FULL:
+        return rules
+    # A rule with decay is its base and one more scalar.
+    by_slots = sorted(
+        (rule for rule in rules if not isinstance(rule, DerivedRule) and not rule.sums),
+        key=lambda rule: len(rule.slots),
+    )
+    most_scalars = max(by_slots, key=lambda rule: len(rule.scalars))
+    with_sums = max((rule for rule in rules if rule.sums), key=lambda rule: len(rule.scalars))
+    of_rows = max((rule for rule in rules if rule.row_slots), key=lambda rule: len(rule.slots))
+    extremes = [by_slots[0], by_slots[-1], most_scalars, with_sums, of_rows]
+    return list(dict.fromkeys([*rules_of_each_shape(), *extremes]))
 
 
 def kernels_of(rule: UpdateRule) -> list[Kernel]:
@@ -106,7 +126,7 @@ _missed = cache(rules_of_missed_steps)
 
 @cache
 def _shapes() -> list[UpdateRule]:
-    return update_rules() if os.environ.get("GPUOPT_ALL_KERNELS") else rules_of_each_shape()
+    return update_rules() if IS_FULL else rules_of_each_shape()
 
 
 def kernels_of_several_types() -> list[Kernel]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 from every_kernel import (
+    IS_FULL,
     kernels_of,
     kernels_of_accumulation,
     kernels_of_codes,
@@ -19,6 +18,7 @@ from every_kernel import (
     kernels_with_averages_of_several_types,
     kernels_with_rounding,
     kernels_without_rule,
+    rules_to_compile,
 )
 from every_optimizer import update_rules
 from nvrtc import ARCHITECTURES, compile_together
@@ -27,16 +27,13 @@ from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.parameters import Number, Parameter, Pointer, struct_of
 from gpuopt.backends.cuda.structs import SortedRows
-from gpuopt.rules.derived import DerivedRule
 from gpuopt.rules.scaled import ScaledRule
-from gpuopt.rules.update_rule import UpdateRule
 
 pytestmark = pytest.mark.nvrtc
 
-RULES = update_rules()
+RULES = rules_to_compile()
 # The one we tune for, the oldest, and the newest.
 CHOSEN = [ARCHITECTURES[0], "sm_75", ARCHITECTURES[-1]]
-IS_FULL = bool(os.environ.get("GPUOPT_ALL_KERNELS"))
 on_chosen = pytest.mark.parametrize("architecture", ARCHITECTURES if IS_FULL else CHOSEN)
 # For the combinations of what `on_chosen` looks at.
 on_tuned = pytest.mark.parametrize("architecture", ARCHITECTURES if IS_FULL else CHOSEN[:1])
@@ -104,24 +101,9 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     return 80 if wide & {*kernel.types, *bfloat16} else 64
 
 
-def selected(architecture: str) -> Iterable[UpdateRule]:
-    """All rules for the architecture we tune for; elsewhere, unless asked, the extremes."""
-    if architecture == ARCHITECTURES[0] or IS_FULL:
-        return RULES
-    # A rule with decay is its base and one more scalar.
-    by_slots = sorted(
-        (rule for rule in RULES if not isinstance(rule, DerivedRule) and not rule.sums),
-        key=lambda rule: len(rule.slots),
-    )
-    most_scalars = max(by_slots, key=lambda rule: len(rule.scalars))
-    with_sums = max((rule for rule in RULES if rule.sums), key=lambda rule: len(rule.scalars))
-    of_rows = max((rule for rule in RULES if rule.row_slots), key=lambda rule: len(rule.slots))
-    return list(dict.fromkeys([by_slots[0], by_slots[-1], most_scalars, with_sums, of_rows]))
-
-
 @on_chosen
 def test_kernels_compile_without_spills_within_their_registers(architecture: str) -> None:
-    groups = [kernels_without_rule(), *(kernels_of(rule) for rule in selected(architecture))]
+    groups = [kernels_without_rule(), *(kernels_of(rule) for rule in RULES)]
     for group in groups:
         check_registers(group, architecture)
 
@@ -184,7 +166,7 @@ def with_parameters(kernel: Kernel, **changed: Parameter) -> Kernel:
 
 def wrong_declarations() -> dict[str, tuple[Kernel, str]]:
     """Kernels that Python declares otherwise than C++, each with what NVRTC should name."""
-    [momentum] = [rule for rule in RULES if rule.name == "momentum"]
+    [momentum] = [rule for rule in update_rules() if rule.name == "momentum"]
     swapped = replace(momentum, scalars=("decay", "learning_rate"))
     move_rows, sum_runs = (
         kernels.move_rows("int64", "uint32"),

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 from dtypes import DTYPES_BY_NAME
-from every_kernel import DTYPES, kernels_of, kernels_of_codes, kernels_without_rule
+from every_kernel import (
+    DTYPES,
+    kernels_of,
+    kernels_of_codes,
+    kernels_without_rule,
+    rules_to_compile,
+)
 from every_optimizer import update_rules
 from nvrtc import compile_together
 from sass import Instruction, disassemble, loads_in_flight
@@ -27,7 +33,7 @@ from gpuopt.rules.update_rule import UpdateRule
 
 pytestmark = pytest.mark.nvrtc
 
-RULES = update_rules()
+RULES = rules_to_compile()
 ADAM = next(rule for rule in RULES if rule.name == "adam")
 CLIPPED = clipped(ADAM)
 # The most times that a thread waits for loads on its way through the kernel, from end to end: where
@@ -328,7 +334,7 @@ def test_an_average_is_one_more_slot(architecture: str, tmp_path: Path) -> None:
 
 
 def test_sums_of_a_cautious_rule_load_no_variable_and_no_average(tmp_path: Path) -> None:
-    rule = next(each for each in RULES if each.name == "decayed_cautious_adam")
+    rule = next(each for each in update_rules() if each.name == "decayed_cautious_adam")
     group = [kernels.sum_terms(each, "float32") for each in (rule, averaged(rule))]
     for instructions in compiled(group, "sm_90", tmp_path):
         assert packs(accesses(instructions), "LDG") == 3  # of the gradient and two slots
