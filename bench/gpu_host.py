@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import ROOT, describe_commit, write_results
+from bench.harness import ROOT, write_results
+from gpuopt.bench.machine import describe_commit
 from gpuopt.bench.models import list_gpt2_shapes, shrink
 
 _DRIVER = ROOT / "tests" / "support" / "driver"

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -15,7 +14,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from gpuopt.bench.machine import describe_machine, read_cpu_model
+from gpuopt.atomic_file import replace_file
+from gpuopt.bench.machine import describe_commit, describe_machine, read_cpu_model
 from gpuopt.bench.results import find_deciles
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,19 +138,6 @@ def summarize(
     )
 
 
-def describe_commit(checkout: Path = ROOT) -> str:
-    """Returns a checkout's commit, with "-dirty" behind it if files have changed since.
-
-    "unknown" where there is no git, or no checkout, as in a container.
-    """
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        finished = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
-    except FileNotFoundError:
-        return "unknown"
-    return finished.stdout.strip() or "unknown"
-
-
 def write_results(
     results: Mapping[str, Any], name: str | None = None, output: Path = RESULTS
 ) -> Path:
@@ -163,7 +150,7 @@ def write_results(
         name: The machine's name; by default its CPU's.
         output: The folder that has a folder for each machine.
     """
-    described = {"machine": describe_machine(), "commit": describe_commit(), **results}
+    described = {"machine": describe_machine(), "commit": describe_commit(ROOT), **results}
     name = name or f"{read_cpu_model()} {os.cpu_count()} cores"
     folder = output / re.sub(r"[^a-z0-9]+", "-", name.lower())
     folder.mkdir(parents=True, exist_ok=True)
@@ -171,7 +158,7 @@ def write_results(
     if path.exists():
         earlier = json.loads(path.read_text())
         described["workloads"] = earlier["workloads"] | described["workloads"]
-    path.write_text(json.dumps(described, indent=1, default=asdict) + "\n")
+    replace_file(path, f"{json.dumps(described, indent=1, default=asdict)}\n".encode())
     return path
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,6 +50,19 @@ def count_free_bytes() -> int | None:
         return None
     found = re.search(r"MemAvailable:\s*(\d+) kB", text)
     return 1024 * int(found[1]) if found else None
+
+
+def describe_commit(checkout: Path) -> str:
+    """Returns a checkout's commit, with "-dirty" behind it if files have changed since.
+
+    "unknown" where there is no git, or no checkout, as in a container.
+    """
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        finished = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    except FileNotFoundError:
+        return "unknown"
+    return finished.stdout.strip() or "unknown"
 
 
 def describe_machine() -> dict[str, Any]:

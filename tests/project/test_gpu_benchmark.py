@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections import Counter
@@ -28,7 +29,7 @@ from bench.gpu import make_table, run_offer
 from bench.gpu_harness import Measured, measure
 from bench.gpu_targets import COPY, TARGETS, judge
 from bench.gpu_workloads import Sizes, offer_workloads
-from bench.harness import Timing, Workload, describe_commit, write_results
+from bench.harness import Timing, Workload, write_results
 from bench.targets import Target
 from gpuopt.bench.clock import HostClock
 from gpuopt.bench.contenders import (
@@ -39,6 +40,7 @@ from gpuopt.bench.contenders import (
     make_our_sparse_step,
 )
 from gpuopt.bench.jobs import BETA1, BETA2, DECAY, EPSILON, JOBS, RATE, WEIGHT_DECAY, Place
+from gpuopt.bench.machine import describe_commit
 from gpuopt.bench.models import list_gpt2_shapes, list_resnet50_shapes
 from gpuopt.bench.peers import make_torch_dense_step, make_torch_sparse_step
 from gpuopt.bench.profiler import profile
@@ -367,11 +369,23 @@ class Script:
         return True
 
 
+def test_where_no_space_is_left_a_file_of_results_stays_as_it_was(tmp_path: Path) -> None:
+    path = write_results({"workloads": {"one": 1}, "commit": "abc"}, "GPU", tmp_path)
+    before, limits = path.read_text(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_results({"workloads": {"two": 2}, "commit": "abc"}, "GPU", tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == before
+
+
 def test_a_commit_is_unknown_where_there_is_no_git(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert describe_commit() == "unknown"
+    assert describe_commit(ROOT) == "unknown"
 
 
 def test_ratios_shares_and_samples_are_of_device_time() -> None:
