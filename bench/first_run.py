@@ -13,20 +13,24 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import gmtime, perf_counter, strftime
 from typing import Any, NamedTuple
 
+try:
+    import gpuopt
+except ModuleNotFoundError as error:
+    sys.exit(f"first_run.py needs gpuopt ({error}): pip install '.[cuda13]' in a checkout of it")
 import numpy as np
 
-import gpuopt
+from gpuopt.atomic_file import replace_file
 from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.bench.clock import Clock, GpuClock, Step, make_gpu_copy
 from gpuopt.bench.contenders import make_our_dense_step, make_our_sparse_step
 from gpuopt.bench.jobs import JOBS, RATE, Place
+from gpuopt.bench.machine import describe_commit
 from gpuopt.bench.models import Shapes, draw_lookups, list_gpt2_shapes, shrink
 from gpuopt.bench.peers import make_torch_dense_step, make_torch_sparse_step, why_not_torch
 from gpuopt.info import describe
@@ -112,31 +116,41 @@ def main() -> int:
         "--seconds", type=float, default=90, help="time limit of the timings (default: 90)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
-    parser.add_argument("--commit", default="unknown", help="named in the results")
+    parser.add_argument(
+        "--commit",
+        default=describe_commit(Path(__file__).resolve().parent),
+        help="named in the results; by default, asks git",
+    )
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try this program")
     options = parser.parse_args()
     reason = why_no_gpu()
     if reason is not None:
         print(f"nothing was run: {reason}")
         return 1
+    date, described = strftime("%Y-%m-%d", gmtime()), dict(describe())
     checks = {name: make_check(each) for name, each in CHECKS.items()}
-    results, failures = time_all(options.seconds, SMALL if options.small else Sizes())
-    date = f"{datetime.now(UTC):%Y-%m-%d}"
-    described = dict(describe())
-    if options.json is not None:
-        written = {
-            "date": date,
-            "commit": options.commit,
-            "machine": described,
-            "checks": checks,
-            "microseconds": {
-                name: {who: each._asdict() for who, each in times.items()}
-                for name, (_, times) in results.items()
-            },
-            "bytes": {name: num_bytes for name, (num_bytes, _) in results.items()},
-            "not_run": failures,
-        }
-        options.json.write_text(json.dumps(written, indent=1) + "\n")
+    results: Results = {}
+    failures: dict[str, str] = {}
+    try:
+        for results, failures in time_all(options.seconds, SMALL if options.small else Sizes()):
+            if options.json is not None:
+                written = {
+                    "date": date,
+                    "commit": options.commit,
+                    "machine": described,
+                    "checks": checks,
+                    "microseconds": {
+                        name: {who: each._asdict() for who, each in times.items()}
+                        for name, (_, times) in results.items()
+                    },
+                    "bytes": {name: num_bytes for name, (num_bytes, _) in results.items()},
+                    "not_run": failures,
+                }
+                replace_file(options.json, f"{json.dumps(written, indent=1)}\n".encode())
+    except KeyboardInterrupt:
+        failures["other timings"] = "stopped by Ctrl-C"
+    except OSError as error:
+        failures["other timings"] = f"stopped, since results cannot be written: {error}"
     print(make_block(f"{date}, commit {options.commit}", described, checks, results, failures))
     return 1 if failures or any(checks.values()) else 0
 
@@ -314,32 +328,35 @@ def _adagrad(torch: Any, parameters: Any) -> Any:
 Results = Mapping[str, tuple[int, Mapping[str, Times]]]
 
 
-def time_all(seconds: float, sizes: Sizes) -> tuple[Results, dict[str, str]]:
+def time_all(seconds: float, sizes: Sizes) -> Iterator[tuple[Results, dict[str, str]]]:
     """Times all tasks.
 
-    Returns:
-        (results, failures): for each task its bytes, and the times of "gpuopt" and "torch"; why a
-        task was not timed.
+    Yields:
+        (results, failures) so far, after each task: for each one its bytes, and the times of
+        "gpuopt" and "torch"; why a task was not timed.
     """
     import cupy
 
     clock, deadline = GpuClock(cupy), perf_counter() + seconds
     results: dict[str, tuple[int, dict[str, Times]]] = {}
-    failures = {}
+    failures: dict[str, str] = {}
     tasks = list_tasks(cupy, sizes.that_fit(cupy.cuda.runtime.memGetInfo()[0]))
     for number, task in enumerate(tasks):
         limit = (1 - _FOR_MAKING) * (deadline - perf_counter()) / (len(tasks) - number)
         try:
-            ours, torchs = task.make()
-            steps = {"gpuopt": ours} | ({} if torchs is None else {"torch": torchs})
-            timed = {who: time_step(clock, step, limit / len(steps)) for who, step in steps.items()}
-            results[task.name] = task.num_bytes, timed
-            del ours, torchs, steps
+            results[task.name] = task.num_bytes, time_task(clock, task, limit)
         except Exception as error:  # the other tasks are still timed
             failures[task.name] = f"{type(error).__name__}: {error}"
         gc.collect()
         cupy.get_default_memory_pool().free_all_blocks()
-    return results, failures
+        yield results, failures
+
+
+def time_task(clock: Clock, task: Task, seconds: float) -> dict[str, Times]:
+    """Makes a task's steps and times them; its arrays are free afterwards, also if it fails."""
+    ours, torchs = task.make()
+    steps = {"gpuopt": ours} | ({} if torchs is None else {"torch": torchs})
+    return {who: time_step(clock, step, seconds / len(steps)) for who, step in steps.items()}
 
 
 def time_step(clock: Clock, step: Step, seconds: float) -> Times:

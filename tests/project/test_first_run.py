@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from bench import first_run
 from bench.first_run import CHECKS, Check, Times, make_block, make_check, time_step
+from gpuopt.bench.machine import describe_commit
 
 TIMES = Times(device=2.0, device_dirty=3.0, wall=4.0, host=5.0, first=6000.0)
 
@@ -51,9 +54,81 @@ def test_a_step_that_fails_is_named_and_the_others_are_timed(
         return [copy._replace(name="broken", make=lambda: 1 / 0), copy, broken]
 
     monkeypatch.setattr(first_run, "list_tasks", with_a_broken_one)
-    results, failures = first_run.time_all(0, first_run.SMALL)
+    *_, (results, failures) = first_run.time_all(0, first_run.SMALL)
     assert len(results) == 2
     assert failures == {"broken": "ZeroDivisionError: division by zero"}
+
+
+@pytest.mark.gpu
+def test_a_step_that_fails_leaves_no_arrays_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cupy
+
+    made: list[Any] = []
+    were_free = []
+
+    def make() -> Any:
+        were_free.append(all(array() is None for array in made))
+        arrays = [cupy.ones(3), cupy.ones(4)]
+        made.extend(map(weakref.ref, arrays))
+        return lambda: arrays[len(were_free) + 1], None
+
+    tasks = [first_run.Task(name, 0, make) for name in ("one", "two")]
+    monkeypatch.setattr(first_run, "list_tasks", lambda cupy, sizes: tasks)
+    *_, (_, failures) = first_run.time_all(0, first_run.SMALL)
+    assert [*failures] == ["one", "two"]
+    assert were_free == [True, True]
+
+
+def of_one_task(monkeypatch: pytest.MonkeyPatch, file: Path, after: BaseException | None) -> None:
+    """Has the program time one task, and then raise an error."""
+
+    def time_all(seconds: float, sizes: Any) -> Any:
+        yield {"copy": (8000, {"gpuopt": TIMES})}, {}
+        if after is not None:
+            raise after
+
+    monkeypatch.setattr(first_run, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(first_run, "CHECKS", {})
+    monkeypatch.setattr(first_run, "time_all", time_all)
+    monkeypatch.setattr(sys, "argv", ["first_run.py", "--json", str(file)])
+
+
+def test_after_ctrl_c_what_was_timed_is_printed_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_one_task(monkeypatch, tmp_path / "results.json", KeyboardInterrupt())
+    assert first_run.main() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("copy ") for line in lines)
+    assert "other timings: stopped by Ctrl-C" in lines
+    assert [*json.loads((tmp_path / "results.json").read_text())["microseconds"]] == ["copy"]
+
+
+def test_where_results_cannot_be_written_what_was_timed_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_one_task(monkeypatch, tmp_path / "no folder" / "results.json", None)
+    assert first_run.main() == 1
+    printed = capsys.readouterr().out
+    assert "\ncopy " in printed
+    assert "results cannot be written: " in printed
+
+
+def test_in_a_checkout_the_block_names_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_one_task(monkeypatch, tmp_path / "results.json", None)
+    assert first_run.main() == 0
+    commit = describe_commit(Path(first_run.__file__).parent)
+    assert capsys.readouterr().out.splitlines()[1].endswith(f", commit {commit}")
+
+
+def test_without_gpuopt_it_says_how_to_install_it() -> None:
+    command = [sys.executable, "-S", "-E", first_run.__file__]
+    finished = subprocess.run(command, cwd="/", capture_output=True, text=True)
+    assert finished.returncode == 1
+    [sentence] = finished.stderr.splitlines()
+    assert "pip install '.[cuda13]'" in sentence
 
 
 def test_without_a_gpu_it_says_so(
