@@ -19,11 +19,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+_OLDEST_PYTHON = (3, 11)
 _FOR_TESTS = ("pytest", "pytest-xdist", "pytest-benchmark", "hypothesis")
 # The machine's own, and the names under which it may have them.
 _OWN = {
@@ -54,6 +55,8 @@ def main() -> int:
         help="the version of the machine's Python, to fetch for (default: %(default)s)",
     )
     options = parser.parse_args()
+    if sys.version_info < _OLDEST_PYTHON:
+        parser.error(f"needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     if (options.folder is None) == (options.fetch is None):
         parser.error("give either FOLDER or --fetch WHEELS")
     if options.fetch is not None:
@@ -63,7 +66,7 @@ def main() -> int:
 
 def requirements() -> list[str]:
     """Lists what gpuopt and its tests on a GPU need, as pyproject.toml has it."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    settings = _settings()
     of_tests = settings["dependency-groups"]["test"]
     chosen = [each for each in of_tests if _name_of(each) in _FOR_TESTS]
     return [*settings["project"]["dependencies"], *chosen]
@@ -71,8 +74,7 @@ def requirements() -> list[str]:
 
 def requirements_of_the_machine() -> list[str]:
     """Lists what only the machine can bring, as pyproject.toml has it: CuPy and torch."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    extras = settings["project"]["optional-dependencies"]
+    extras = _settings()["project"]["optional-dependencies"]
     [cupy] = extras["cuda13"]
     bounds = re.sub(r"^[^>]*|;.*", "", cupy)
     return [f"cupy{bounds}", *(each for each in extras["bench"] if _name_of(each) == "torch")]
@@ -99,7 +101,7 @@ def bring(folder: Path, wheels: Path | None) -> int:
     """Installs what the machine lacks, and prints what that is.
 
     Returns:
-        1 if it still lacks what everything needs.
+        1 if it still lacks what everything needs, or has only one that does not fit.
     """
     lines, lacking = [], set()
     for requirement in [*requirements(), *requirements_of_the_machine()]:
@@ -111,7 +113,7 @@ def bring(folder: Path, wheels: Path | None) -> int:
         if wheels is not None and name not in _OWN:
             brought = f"; {_bring(folder, wheels, requirement)}"
         lines.append(f"  {requirement}: {f'{found} is' if found else 'not'} here{brought}")
-        if found is None and not brought.startswith("; brought"):
+        if not brought.startswith("; brought"):
             lacking.add(name)
     if find_sanitizer() is None:
         lines.append("  compute-sanitizer: not here")
@@ -126,6 +128,12 @@ def find_sanitizer() -> str | None:
     return shutil.which(
         "compute-sanitizer", path=f"{os.environ.get('PATH', '')}{os.pathsep}{beside}"
     )
+
+
+def _settings() -> dict[str, Any]:
+    import tomllib  # an older Python, which lacks it, is refused in a sentence
+
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def _name_of(requirement: str) -> str:
@@ -160,8 +168,9 @@ def _bring(folder: Path, wheels: Path, requirement: str) -> str:
         [*command, "--target", str(folder), requirement], capture_output=True, text=True
     )
     if finished.returncode:
-        reasons = [line for line in finished.stderr.splitlines() if line.startswith("ERROR")]
-        return f"not brought: {(reasons or ['pip fails'])[-1].removeprefix('ERROR: ')}"
+        lines = finished.stderr.splitlines()  # without pip, one that names it
+        reasons = [line for line in lines if line.startswith("ERROR")] or lines
+        return f"not brought: {reasons[-1].removeprefix('ERROR: ')}"
     [installed] = distributions(name=_name_of(requirement), path=[str(folder)])
     for needed in installed.requires or []:
         name = _name_of(needed)

@@ -97,7 +97,7 @@ def test_what_is_missing_or_does_not_fit_comes_from_wheels_but_for_numpy_cupy_an
     ):
         make_wheel(wheels, name, version)
     finished = run([python, str(SCRIPT), str(tmp_path / "env"), "--wheels", str(wheels)])
-    assert finished.returncode == 0
+    assert finished.returncode == 1  # gpuopt refuses this CuPy
     title, *lines = lines_of(finished)
     assert title == "missing, too old or too new on this machine:"
     absent = "not here; not brought: No matching distribution found for"
@@ -140,6 +140,25 @@ def test_a_machine_without_what_everything_needs_is_told_so(tmp_path: Path, name
     finished = run([python, str(SCRIPT), str(tmp_path / "env")])
     assert finished.returncode == 1
     assert f"{name.partition('-')[0]}>=" in finished.stdout
+
+
+@pytest.mark.parametrize("name", ["numpy", "cupy-cuda13x"])
+def test_a_machine_on_which_that_is_too_old_is_told_so(tmp_path: Path, name: str) -> None:
+    python = make_machine(tmp_path, {**COMPLETE, name: "1.26.4"})
+    finished = run([python, str(SCRIPT), str(tmp_path / "env")])
+    assert finished.returncode == 1
+    assert "1.26.4 is here" in finished.stdout
+
+
+def test_without_pip_the_list_says_so(tmp_path: Path) -> None:
+    python = make_machine(tmp_path, {each: COMPLETE[each] for each in COMPLETE if each != "rich"})
+    [pip] = (tmp_path / "machine").glob("lib/python*/site-packages/pip")
+    pip.unlink()
+    make_wheel(tmp_path / "wheels", "rich", "15.0.0")
+    finished = run([python, str(SCRIPT), str(tmp_path / "env"), "--wheels", f"{tmp_path}/wheels"])
+    [line] = lines_of(finished)[1:]
+    assert line.startswith("rich>=13: not here; not brought: ")
+    assert line.endswith("No module named pip")
 
 
 def test_fetched_wheels_are_of_the_projects_own_requirements_without_numpy(tmp_path: Path) -> None:
