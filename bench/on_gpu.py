@@ -9,7 +9,8 @@ made.
 
 A phase begins only if its limit fits into what is left of the time. Each has its log in the output
 folder. If one fails, its first failure is printed, and the others still run. The last table says
-what each did. The status is 1 if a phase failed.
+what each did, also after Ctrl-C. The status is 1 if a phase failed. Files of earlier runs stay: the
+second run into a folder writes user-2.log and summary-2.txt.
 
 The machine needs Python 3.11 or newer ($PYTHON, else python3), with CuPy. Its packages are used as
 they are; what it lacks comes from a folder of wheels, which a machine with a network fills by
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -75,6 +76,7 @@ class Phase(NamedTuple):
         commands: All run, also after one has failed.
         why_not: Why the phase cannot run on this machine, or "".
         note: What it runs without, or "".
+        shows_log: Whether its log is printed also if it passes.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Phase(NamedTuple):
     commands: Sequence[Sequence[str]]
     why_not: str = ""
     note: str = ""
+    shows_log: bool = False
 
 
 class Row(NamedTuple):
@@ -103,21 +106,19 @@ def main() -> int:
     if run.cuda_extra() == "cpu":
         print("no GPU with a driver for CUDA 12 or newer is here: nothing was run")
         return 1 if options.require_gpu else 0
-    begin = time.monotonic()
-    options.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        machine = Machine(options, Path(folder))
-        rows = [run_phase(machine.setup(), machine, options.seconds)]
-        print((options.output / "setup.log").read_text(), end="", flush=True)
-        phases = {"first": first, "second": second}
-        for call in SECONDS if options.call is None else [options.call]:
-            for phase in phases[call](machine):
-                left = options.seconds - (time.monotonic() - begin)
-                rows.append(run_phase(phase, machine, left))
-    table = make_table([*rows, Row("all phases", "", f"{time.monotonic() - begin:.0f} s")])
-    (options.output / "summary.txt").write_text(table)
-    print(f"{table}logs and results: {options.output}")
-    return 1 if any(row.outcome.startswith(("failed", "cut off")) for row in rows) else 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        machine = Machine(options, Path(folder.name))
+    except (OSError, RuntimeError) as error:
+        print(f"nothing was run: {error}")
+        return 1
+    with folder:
+        rows = run_phases(machine)
+    print(f"{make_table(rows)}logs and results: {options.output}")
+    wrong = ("failed", "cut off", "stopped")
+    return 1 if any(row.outcome.startswith(wrong) for row in rows) else 0
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -169,6 +170,8 @@ class Machine:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options = options
         self.folder = folder
+        earlier_runs = len(list(options.output.glob("summary*.txt")))
+        self._run = f"-{earlier_runs + 1}" if earlier_runs else ""
         self.patience = _PATIENCE if options.stub_driver else 1
         self._brought = folder / "packages"
         path = [str(self._brought), os.environ.get("PYTHONPATH", ""), str(ROOT), str(SUPPORT)]
@@ -183,11 +186,16 @@ class Machine:
             # The second call finds what the first one has compiled.
             self.environment["CUPY_CACHE_DIR"] = str(build_cache("on-gpu"))
 
+    def file(self, name: str) -> Path:
+        """Returns a file in the output folder, whose name no earlier run has used."""
+        file: Path = self.options.output / name
+        return file.with_stem(file.stem + self._run)
+
     def setup(self) -> Phase:
         command = [sys.executable, gpu_environment.__file__, str(self._brought)]
         if self.options.wheels is not None:
             command += ["--wheels", str(self.options.wheels.resolve())]
-        return Phase("setup", 20, [command])
+        return Phase("setup", 20, [command], shows_log=True)
 
     def lacks(self, *packages: str) -> str:
         """Names the first of these packages that is not here, or returns ""."""
@@ -232,7 +240,7 @@ def first(machine: Machine) -> list[Phase]:
         steps = ["--steps", "20" if is_small else "1000"]
         curves = ["--output", str(machine.folder / "curves.png")]
         user += [[python, "-m", "gpuopt", "demo", "--device", "gpu:0", *steps, *curves]]
-    timings = [python, "bench/first_run.py", "--json", str(options.output / "timings.json")]
+    timings = [python, "bench/first_run.py", "--json", str(machine.file("timings.json"))]
     timings += ["--seconds", "2", "--small"] if is_small else ["--seconds", "35"]
     timings += [] if options.commit is None else ["--commit", options.commit]
     of_speed = machine.pytest("-m", "real_gpu", *files_with("mark.real_gpu"))
@@ -281,6 +289,37 @@ def tests_of_streams() -> list[str]:
     return [file for file in files_with("mark.gpu") if re.search(r"stream|lifetimes", file)]
 
 
+def list_phases(machine: Machine) -> Iterator[Phase]:
+    """Lists "setup" and the phases of the calls, each when those before it have run."""
+    yield machine.setup()
+    phases = {"first": first, "second": second}
+    for call in SECONDS if machine.options.call is None else [machine.options.call]:
+        yield from phases[call](machine)
+
+
+def run_phases(machine: Machine) -> list[Row]:
+    """Runs phases until a signal comes or a file cannot be written; returns the table's rows.
+
+    The table is written after each phase, in case this process is killed.
+    """
+    begin, rows, name = time.monotonic(), [], ""
+    summary = machine.file("summary.txt")
+    try:
+        for phase in list_phases(machine):
+            name = phase.name
+            left = machine.options.seconds - (time.monotonic() - begin)
+            rows.append(run_phase(phase, machine, left))
+            summary.write_text(make_table(rows))
+    except KeyboardInterrupt:
+        rows.append(Row(name, "stopped by a signal"))
+    except OSError as error:
+        rows.append(Row(name, f"stopped: {error}"))
+    rows.append(Row("all phases", "", f"{time.monotonic() - begin:.0f} s"))
+    with suppress(OSError):
+        summary.write_text(make_table(rows))
+    return rows
+
+
 def run_phase(phase: Phase, machine: Machine, left: float) -> Row:
     """Runs a phase if it fits into the time that is left, and prints what failed first in it."""
     if phase.why_not:
@@ -289,7 +328,7 @@ def run_phase(phase: Phase, machine: Machine, left: float) -> Row:
     if limit > left:
         return Row(phase.name, f"left out: it may take {limit} s, and {left:.0f} s are left")
     print(f"== {phase.name} (at most {limit} s)", flush=True)
-    begin, log = time.monotonic(), machine.options.output / f"{phase.name}.log"
+    begin, log = time.monotonic(), machine.file(f"{phase.name}.log")
     end = begin + limit - _FOR_ENDING
     environment = machine.environment | {
         "GPUOPT_TESTS_END": str(time.time() + limit - _FOR_ENDING - _FOR_SUMMARY)
@@ -302,7 +341,9 @@ def run_phase(phase: Phase, machine: Machine, left: float) -> Row:
     text = log.read_text(errors="replace")
     wrong = [status for status in statuses if status != 0]
     if wrong:
-        print(first_failure(text), flush=True)
+        print(first_failure(text) or f"{log} is empty: is space left?", flush=True)
+    elif phase.shows_log:
+        print(text, end="", flush=True)
     seconds = f"{time.monotonic() - begin:.0f} s"
     outcome = "passed" if not wrong else f"failed with status {wrong[0]}"
     if CUT_OFF in wrong:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,15 @@ from pathlib import Path
 import pytest
 
 from bench import on_gpu
-from bench.on_gpu import Machine, Phase, count_tests, first_failure, make_table, run_phase
+from bench.on_gpu import (
+    Machine,
+    Phase,
+    count_tests,
+    first_failure,
+    make_table,
+    run_phase,
+    run_phases,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
@@ -30,7 +39,10 @@ SLOW = "def test_at_once(): pass\nimport time\ndef test_slow(): time.sleep(60)\n
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    options = argparse.Namespace(output=tmp_path, stub_driver=False, wheels=None, commit=None)
+    options = argparse.Namespace(
+        **{"output": tmp_path, "stub_driver": False, "wheels": None, "commit": None},
+        **{"call": "first", "seconds": 100},
+    )
     return Machine(options, tmp_path)
 
 
@@ -82,6 +94,14 @@ def test_a_phase_that_takes_too_long_is_cut_off_and_its_end_is_printed(
     assert "began" in capsys.readouterr().out
 
 
+def test_an_empty_log_of_a_phase_that_failed_is_named(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = run_phase(Phase("user", 30, [python("exit(1)")]), machine, 100)
+    assert row.outcome.startswith("failed")
+    assert "user.log is empty: is space left?" in capsys.readouterr().out
+
+
 def test_a_phase_begins_only_if_its_limit_fits_into_what_is_left(machine: Machine) -> None:
     row = run_phase(Phase("others", 50, [python("1 / 0")]), machine, 49.7)
     assert row == ("others", "left out: it may take 50 s, and 50 s are left", "", "")
@@ -95,6 +115,85 @@ def test_tests_that_the_time_does_not_suffice_for_are_counted_and_no_failure(
     row = run_phase(Phase("tests", 10, [of_tests(machine, SLOW)]), machine, 10)
     assert row.outcome == "passed"
     assert row.tests == "2 skipped, 2 of them not begun"
+
+
+def with_phases(monkeypatch: pytest.MonkeyPatch, *phases: Phase) -> None:
+    monkeypatch.setattr(on_gpu, "list_phases", lambda machine: iter(phases))
+
+
+def test_a_second_run_leaves_the_files_of_the_first_one(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_phases(monkeypatch, Phase("user", 30, [python("print('first')")]))
+    run_phases(machine)
+    with_phases(monkeypatch, Phase("user", 30, [python("print('second')")]))
+    again = Machine(machine.options, machine.folder)
+    run_phases(again)
+    texts = {path.name: path.read_text() for path in machine.options.output.iterdir()}
+    assert (texts["user.log"], texts["user-2.log"]) == ("first\n", "second\n")
+    assert {"summary.txt", "summary-2.txt"} < {*texts}
+    [timings] = [phase for phase in on_gpu.first(again) if phase.name == "timings"]
+    assert str(machine.options.output / "timings-2.json") in timings.commands[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_with_the_table_of_what_was_done(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    script = f"""if True:
+        import os, sys
+        from bench import on_gpu
+        def python(script): return [[sys.executable, "-c", script]]
+        kill = f"import os, time; os.kill({{os.getpid()}}, {int(number)}); time.sleep(60)"
+        phases = [
+            on_gpu.Phase("before", 30, python("print('done')")),
+            on_gpu.Phase("killed", 30, python(kill)),
+            on_gpu.Phase("after", 30, python("print('done')")),
+        ]
+        on_gpu.list_phases = lambda machine: iter(phases)
+        on_gpu.run.cuda_extra = lambda: "cuda13"
+        sys.argv = ["on_gpu.py", "--output", {str(tmp_path)!r}]
+        sys.exit(on_gpu.main())"""
+    finished = subprocess.run(python(script), cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert (finished.returncode, finished.stderr) == (1, "")
+    summary = (tmp_path / "summary.txt").read_text()
+    assert summary in finished.stdout
+    assert [line.split()[:2] for line in summary.splitlines()[1:]] == [
+        ["before", "passed"],
+        ["killed", "stopped"],
+        ["all", "phases"],
+    ]
+
+
+def test_where_a_log_cannot_be_written_the_table_has_what_was_done(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases = [Phase(name, 30, [python("print('done')")]) for name in ("before", "full", "after")]
+    with_phases(monkeypatch, *phases)
+    (machine.options.output / "full.log").mkdir()
+    before, full, _ = run_phases(machine)
+    assert before.outcome == "passed"
+    assert full.outcome.startswith("stopped: ")
+    assert "full.log" in full.outcome
+    assert "passed" in (machine.options.output / "summary.txt").read_text()
+
+
+def test_a_time_that_is_shorter_than_any_phase_leaves_all_out(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.options.seconds = 10
+    *rows, _ = run_phases(machine)
+    assert rows
+    assert {row.outcome.partition(":")[0] for row in rows} == {"left out"}
+
+
+def test_a_list_of_what_is_missing_is_printed_once(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for status in (0, 1):
+        lists = python(f"print('numpy: not here'); exit({status})")
+        run_phase(machine.setup()._replace(commands=[lists]), machine, 100)
+        assert capsys.readouterr().out.count("numpy: not here") == 1
 
 
 def test_every_command_of_a_phase_runs_and_one_failure_counts(machine: Machine) -> None:
@@ -150,8 +249,8 @@ def test_phases_of_tests_have_all_files_with_tests_of_a_gpu_once(machine: Machin
     )
 
 
-def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
+def run_script(*arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHON": python}
     return subprocess.run(
         [str(ROOT / "bench" / "on_gpu.sh"), *arguments],
         env=environment,
@@ -176,3 +275,27 @@ def test_the_script_says_why_it_ran_nothing(
     finished = run_script(*arguments)
     assert finished.returncode == status
     assert re.search(words, finished.stdout + finished.stderr)
+
+
+@pytest.mark.parametrize("python", ["false", "/nowhere/python"])
+def test_an_old_python_or_none_is_refused_in_a_sentence(python: str) -> None:
+    finished = run_script("first", python=python)
+    assert finished.returncode == 1
+    *_, sentence = finished.stderr.splitlines()
+    assert sentence.startswith("on_gpu.sh needs Python 3.11 or newer")
+    assert python in sentence
+
+
+def test_an_output_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    script = f"""if True:
+        import sys
+        from bench import on_gpu
+        on_gpu.run.cuda_extra = lambda: "cuda13"
+        sys.argv = ["on_gpu.py", "--output", {str(tmp_path / "file")!r}]
+        sys.exit(on_gpu.main())"""
+    finished = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (finished.returncode, finished.stderr) == (1, "")
+    assert re.fullmatch(r"nothing was run: .*/file'\n", finished.stdout)
