@@ -40,7 +40,7 @@ _MOST_STEPS, _FEWEST_STEPS = 50, 3
 # The device is kept busy for this multiple of the time that the host needs to enqueue a step.
 _HEAD_START = 2.0
 _MOST_HEAD_START_MS = 200.0
-# Of the time for timings, the share for making a task and for its first steps.
+# The share of a task's time that is for making it and for its first steps.
 _FOR_MAKING = 0.3
 _ADAM_BYTES = 28  # an element: gradient read; weight, m and v read and written
 
@@ -65,7 +65,7 @@ class Sizes(NamedTuple):
     copied_bytes: int = 2**31
 
     def that_fit(self, free_bytes: int) -> Sizes:
-        """Returns smaller sizes where a GPU has less than about 11 GB to spare."""
+        """Returns smaller sizes where a GPU has less than about 9 GB to spare."""
         # Weights and two slots, both gpuopt's and torch's, a gradient, and clipping's.
         of_large = free_bytes // (4 * 4 * 8)
         return self._replace(
@@ -80,11 +80,11 @@ class Times(NamedTuple):
     """A step's times in microseconds.
 
     Attributes:
-        device: On the GPU, with clean lines of other data in its caches.
-        device_dirty: The same, with lines that have to be written back.
-        wall: Of one of several steps, the wait for the last one included.
-        host: Until the host has enqueued one of them.
-        first: Of the first step, which compiles, on the host.
+        device: On the GPU, with caches full of other data, none of which must be written back.
+        device_dirty: The same, where all of it must be.
+        wall: A step's share of several steps in a row and the wait for the last one.
+        host: The host's share of that: until a step is enqueued.
+        first: The host's time for the first step, which compiles.
     """
 
     device: float
@@ -98,9 +98,9 @@ class Task(NamedTuple):
     """A step to time.
 
     Attributes:
-        name: What it does.
-        num_bytes: What it has to read and write.
-        make: Makes gpuopt's step and torch's; None for the latter where torch is not beside it.
+        name: A description.
+        num_bytes: How many bytes it has to read and write.
+        make: Makes gpuopt's step and torch's, which is None where there is none to compare with.
     """
 
     name: str

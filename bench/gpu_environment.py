@@ -1,13 +1,14 @@
-"""Brings what gpuopt and its tests need beside a machine's packages, without a network.
+"""Installs packages that gpuopt and its tests need and a machine lacks, without a network.
 
     python3 bench/gpu_environment.py FOLDER [--wheels WHEELS]
     python3 bench/gpu_environment.py --fetch WHEELS [--python 3.12]
 
-The first command lists what is missing on the machine, too old or too new for pyproject.toml. It
-installs that into FOLDER, from a folder of wheels, but never another numpy, CuPy or torch. The
-machine's Python finds it if PYTHONPATH names FOLDER. The machine's own packages stay as they are.
+The first command lists the packages that are missing on the machine, or too old or too new for
+pyproject.toml. It installs them from WHEELS into FOLDER, but never another numpy, CuPy or torch.
+The machine's Python finds them if PYTHONPATH names FOLDER. The machine's own packages stay as they
+are.
 
-The second one, on a machine with a network, fetches these wheels for Linux on x86-64.
+The second command, on a machine with a network, fetches the wheels for Linux on x86-64.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 _OLDEST_PYTHON = (3, 11)
 _FOR_TESTS = ("pytest", "pytest-xdist", "pytest-benchmark", "hypothesis")
-# The machine's own, and the names under which it may have them.
+# Never installed: the machine's own are used, which may have one of these names.
 _OWN = {
     "numpy": ("numpy",),
     "cupy": ("cupy-cuda12x", "cupy-cuda13x", "cupy"),
     "torch": ("torch",),
 }
-# Nothing runs without these; of the others, tests and phases say themselves what they leave out.
+# Nothing runs without these. Without another one, some tests are skipped, or a phase is left out.
 _NEEDED_BY_ALL = ("numpy", "ml_dtypes", "cupy")
 _OPERATORS = {">=": operator.ge, "<": operator.lt, "==": operator.eq}
 # pip takes a wheel only if its platform is among those that are named.
@@ -46,7 +47,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", nargs="?", type=Path, help="for the packages that are brought")
+    parser.add_argument("folder", nargs="?", type=Path, help="installs missing packages here")
     parser.add_argument("--wheels", type=Path, help="a folder that --fetch has filled")
     parser.add_argument("--fetch", type=Path, metavar="WHEELS", help="fill this folder instead")
     parser.add_argument(
@@ -65,7 +66,7 @@ def main() -> int:
 
 
 def requirements() -> list[str]:
-    """Lists what gpuopt and its tests on a GPU need, as pyproject.toml has it."""
+    """Lists the requirements of gpuopt and of its tests on a GPU, from pyproject.toml."""
     settings = _settings()
     of_tests = settings["dependency-groups"]["test"]
     chosen = [each for each in of_tests if _name_of(each) in _FOR_TESTS]
@@ -73,7 +74,7 @@ def requirements() -> list[str]:
 
 
 def requirements_of_the_machine() -> list[str]:
-    """Lists what only the machine can bring, as pyproject.toml has it: CuPy and torch."""
+    """Lists the requirements that are never installed, CuPy's and torch's, from pyproject.toml."""
     extras = _settings()["project"]["optional-dependencies"]
     [cupy] = extras["cuda13"]
     bounds = re.sub(r"^[^>]*|;.*", "", cupy)
@@ -81,7 +82,7 @@ def requirements_of_the_machine() -> list[str]:
 
 
 def fetch(folder: Path, python: str) -> int:
-    """Downloads wheels of the requirements and of what these need, but for numpy.
+    """Downloads wheels of the requirements and of their own requirements, but not numpy's.
 
     Returns:
         pip's status.
@@ -98,10 +99,10 @@ def fetch(folder: Path, python: str) -> int:
 
 
 def bring(folder: Path, wheels: Path | None) -> int:
-    """Installs what the machine lacks, and prints what that is.
+    """Installs the packages that the machine lacks, and prints their list.
 
     Returns:
-        1 if it still lacks what everything needs, or has only one that does not fit.
+        1 if a package without which nothing runs is still missing, too old or too new.
     """
     lines, lacking = [], set()
     for requirement in [*requirements(), *requirements_of_the_machine()]:
@@ -161,7 +162,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _bring(folder: Path, wheels: Path, requirement: str) -> str:
-    """Installs a package, and of what it needs whatever the machine lacks; says what came of it."""
+    """Installs a package with its requirements that the machine lacks; returns the outcome."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--no-index", "--find-links", str(wheels), "--no-deps", "--upgrade"]
     finished = subprocess.run(
@@ -177,7 +178,7 @@ def _bring(folder: Path, wheels: Path, requirement: str) -> str:
         brought = [each.name for each in distributions(path=[str(folder)])]
         if "extra ==" in needed or name in (*_OWN, *brought) or _fits(_installed(name), needed):
             continue
-        # Not among the wheels is what is for other systems.
+        # There is no wheel of a requirement for another system.
         if any(re.split("-", file.name)[0] == name.replace("-", "_") for file in wheels.iterdir()):
             _bring(folder, wheels, needed.partition(";")[0].strip())
     return f"brought from {wheels.name}"

@@ -2,18 +2,17 @@
 
     bench/on_gpu.sh [first|second] [options]
 
-The first call does what a user does, launches every kernel, times steps beside torch's and a
+The first call makes a user's first steps, launches every kernel, times steps beside torch's and a
 copy, and runs the tests of updates and of streams. The second one runs the other tests, the
-benchmark with its targets, and NVIDIA's checkers of memory and of races. Without a name, both are
-made.
+benchmark with its targets, and NVIDIA's checkers of memory and of races. Without a name, both run.
 
 A phase begins only if its limit fits into what is left of the time. Each has its log in the output
-folder. If one fails, its first failure is printed, and the others still run. The last table says
-what each did, also after Ctrl-C. The status is 1 if a phase failed. Files of earlier runs stay: the
-second run into a folder writes user-2.log and summary-2.txt.
+folder. If one fails, its first failure is printed, and the others still run. The table at the end,
+also after Ctrl-C, has each phase's outcome. The status is 1 if a phase failed. Files of earlier
+runs stay: the second run into a folder writes user-2.log and summary-2.txt.
 
 The machine needs Python 3.11 or newer ($PYTHON, else python3), with CuPy. Its packages are used as
-they are; what it lacks comes from a folder of wheels, which a machine with a network fills by
+they are. Missing ones come from a folder of wheels; a machine with a network fills it by
 
     python3 bench/gpu_environment.py --fetch FOLDER --python 3.12
 """
@@ -23,6 +22,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -43,14 +43,14 @@ import run  # noqa: E402
 from bench import gpu_environment  # noqa: E402
 
 SECONDS = {"first": 240, "second": 300}
-# Of a phase's limit: for pytest's summary, and for what is left of a program after a Ctrl-C.
+# Seconds of a phase's limit: for pytest's summary, and for a program's end after SIGINT.
 _FOR_SUMMARY, _FOR_ENDING = 5, 5
-# On the stub driver, g++ compiles what kernels it has not yet, and limits are this much longer.
+# On the stub driver, where g++ compiles the kernels, limits are this many times as long.
 _PATIENCE = 10
 CUT_OFF = -1
 _UPDATES = ["tests/backends/cuda/test_on_gpu.py", "tests/backends/cuda/test_gpu_driver.py"]
 _EACH_KERNEL = "tests/backends/cuda/test_each_kernel.py"
-# What the phases of tests run on the stub driver.
+# The tests that each phase runs on the stub driver.
 _FEW = {
     "smoke": [
         f"{_EACH_KERNEL}::test_steps_that_launch_each_kernel_are_numpys[{case}]"
@@ -63,7 +63,7 @@ _FEW = {
         "tests/backends/cuda/test_streams.py::"
         "test_the_powers_of_beta_can_be_read_on_every_stream[oldest]"
     ],
-    "others": ["tests/clipping/test_clipping.py::test_values_are_tensorflows[gpu-clip_by_norm2]"],
+    "others": ["tests/step/test_update.py::test_state_goes_on_where_cupy_arrays_are_replaced"],
 }
 
 
@@ -88,7 +88,7 @@ class Phase(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What became of a phase: a row of the last table."""
+    """A row of the last table: the outcome of a phase."""
 
     phase: str
     outcome: str
@@ -160,7 +160,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Machine:
-    """This machine's Python, with the packages that the phase "setup" brings.
+    """This machine's Python, with the packages that the phase "setup" installs.
 
     Args:
         options: The command's.
@@ -173,8 +173,8 @@ class Machine:
         earlier_runs = len(list(options.output.glob("summary*.txt")))
         self._run = f"-{earlier_runs + 1}" if earlier_runs else ""
         self.patience = _PATIENCE if options.stub_driver else 1
-        self._brought = folder / "packages"
-        path = [str(self._brought), os.environ.get("PYTHONPATH", ""), str(ROOT), str(SUPPORT)]
+        self._packages = folder / "packages"
+        path = [str(self._packages), os.environ.get("PYTHONPATH", ""), str(ROOT), str(SUPPORT)]
         self.environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
@@ -182,8 +182,8 @@ class Machine:
             "GPUOPT_REQUIRE": "gpu",
             "PYTHONDONTWRITEBYTECODE": "",  # each of many processes would compile all modules
         }
-        if not options.stub_driver:  # which keeps what it compiles itself
-            # The second call finds what the first one has compiled.
+        if not options.stub_driver:  # which has a cache of its own
+            # The second call finds the kernels that the first one has compiled.
             self.environment["CUPY_CACHE_DIR"] = str(build_cache("on-gpu"))
 
     def file(self, name: str) -> Path:
@@ -192,7 +192,7 @@ class Machine:
         return file.with_stem(file.stem + self._run)
 
     def setup(self) -> Phase:
-        command = [sys.executable, gpu_environment.__file__, str(self._brought)]
+        command = [sys.executable, gpu_environment.__file__, str(self._packages)]
         if self.options.wheels is not None:
             command += ["--wheels", str(self.options.wheels.resolve())]
         return Phase("setup", 20, [command], shows_log=True)
@@ -206,7 +206,7 @@ class Machine:
         return ""
 
     def pytest(self, *arguments: str) -> list[str]:
-        """Returns a command that runs tests in one process, and begins none after its time."""
+        """Returns a command that runs tests in one process, and skips those left at its limit."""
         command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "--tb=short", "-rfE"]
         return [*command, "-p", "no:cacheprovider", "-p", "ends_in_time", *arguments]
 
@@ -214,10 +214,10 @@ class Machine:
         """Returns a phase of tests in as many processes as there are cores.
 
         Args:
-            name: The phase's.
-            limit: The phase's.
-            files: Of which those tests are run that need a GPU.
-            few: The tests that are run on the stub driver.
+            name: The phase's name.
+            limit: How many seconds it may take.
+            files: Their tests that need a GPU are run.
+            few: On the stub driver, these are run instead.
         """
         chosen = few if self.options.stub_driver else files
         command = self.pytest("-m", "gpu and not real_gpu and not driver", *chosen)
@@ -265,7 +265,7 @@ def second(machine: Machine) -> list[Phase]:
     benchmark += [] if options.commit is None else ["--commit", options.commit]
     checker = gpu_environment.find_sanitizer()
     no_checker = "" if checker else "compute-sanitizer is not here"
-    # Waits ask for events that are not done yet, which is no error.
+    # gpuopt's waits poll events: an event that is not done yet is no error.
     check = [checker or "", "--error-exitcode", "86", "--report-api-errors", "no", "--tool"]
     # Without CuPy's pool each array is an allocation, so that the checker knows where arrays end.
     memory = machine.pytest("-p", "no_memory_pool", _EACH_KERNEL)
@@ -342,6 +342,9 @@ def run_phase(phase: Phase, machine: Machine, left: float) -> Row:
     wrong = [status for status in statuses if status != 0]
     if wrong:
         print(first_failure(text) or f"{log} is empty: is space left?", flush=True)
+        for command, status in zip(phase.commands, statuses, strict=True):
+            if status not in (0, CUT_OFF):
+                print(f"status {status} of {shlex.join(command)}", flush=True)
     elif phase.shows_log:
         print(text, end="", flush=True)
     seconds = f"{time.monotonic() - begin:.0f} s"

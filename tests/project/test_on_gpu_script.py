@@ -191,7 +191,7 @@ def test_a_list_of_what_is_missing_is_printed_once(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for status in (0, 1):
-        lists = python(f"print('numpy: not here'); exit({status})")
+        lists = python(f"print('numpy:', 'not here'); exit({status})")
         run_phase(machine.setup()._replace(commands=[lists]), machine, 100)
         assert capsys.readouterr().out.count("numpy: not here") == 1
 
@@ -200,6 +200,18 @@ def test_every_command_of_a_phase_runs_and_one_failure_counts(machine: Machine) 
     commands = [python("print('one'); exit(3)"), python("print('two')")]
     assert run_phase(Phase("user", 30, commands), machine, 100).outcome == "failed with status 3"
     assert (machine.options.output / "user.log").read_text() == "one\ntwo\n"
+
+
+def test_a_command_that_is_killed_is_named_also_where_tests_after_it_pass(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = python("import os; os.kill(os.getpid(), 9)")
+    tests = of_tests(machine, "def test_right(): pass")
+    row = run_phase(Phase("timings", 30, [killed, tests]), machine, 100)
+    assert (row.outcome, row.tests) == ("failed with status -9", "1 passed")
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("status -9 of ")
+    assert "os.kill(os.getpid(), 9)" in last
 
 
 def test_counts_are_those_of_every_pytest_in_a_log() -> None:
