@@ -103,7 +103,9 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
 
 @on_chosen
 def test_kernels_compile_without_spills_within_their_registers(architecture: str) -> None:
-    groups = [kernels_without_rule(), *(kernels_of(rule) for rule in RULES)]
+    is_tuned = architecture == ARCHITECTURES[0]
+    rules = [rule for rule in RULES if is_tuned or IS_FULL or rule.name == "adam"]
+    groups = [kernels_without_rule(), *map(kernels_of, rules)]
     for group in groups:
         check_registers(group, architecture)
 
