@@ -404,7 +404,8 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         elif not name and is_leaf(params):
             self.apply_gradients([(grads, params)], global_step)
         else:
-            pairs, keep = self._leaves.prepare(params, grads, name, self.state, _forget_all_plans)
+            state = self.owner_of_state.state
+            pairs, keep = self._leaves.prepare(params, grads, name, state, _forget_all_plans)
             self.apply_gradients(pairs, global_step)
             keep()
         return params

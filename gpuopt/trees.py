@@ -41,10 +41,14 @@ def flatten(tree: Any, what: str) -> Tree:
         what: The argument's name, for errors.
 
     Raises:
-        ValueError: a key contains "/", is empty, or is the same text as another one of its node.
+        ValueError: a key contains "/", is empty, or is the same text as another one of its node;
+            or the tree holds itself.
     """
     found = Tree([], [], None)
-    form = _add_leaves(tree, "", what, found)
+    try:
+        form = _add_leaves(tree, "", what, found)
+    except RecursionError:
+        raise ValueError(f"{what} holds itself, or is nested too deeply") from None
     return found._replace(form=form)
 
 
@@ -117,10 +121,12 @@ class _Code:
         is_dataclass = dataclasses.is_dataclass(kind)
         if not (kind in _PLAIN or is_dataclass or _is_named_tuple(kind)):
             return False
-        local = f"node_{len(self.lines)}"
+        local = node
+        if not node.isidentifier():
+            local = f"node_{len(self.lines)}"
+            self.lines.append(f"{indent}{local} = {node}")
         length = "" if is_dataclass else f" or len({local}) != {len(keys)}"
         self.lines += [
-            f"{indent}{local} = {node}",
             f"{indent}if type({local}) is not {self._constant(kind)}{length}:",
             f"{indent} return None",
         ]
@@ -128,8 +134,9 @@ class _Code:
             if forms[0] is None:
                 self.lines.append(f"{indent}leaves += {local}")
                 return True
-            self.lines.append(f"{indent}for child in {local}:")
-            return self.add_walk(forms[0], "child", indent + " ")
+            child = f"child_{len(self.lines)}"
+            self.lines.append(f"{indent}for {child} in {local}:")
+            return self.add_walk(forms[0], child, indent + " ")
         leaves: list[str] = []
         for position, (key, child_form) in enumerate(zip(keys, forms, strict=True)):
             if is_dataclass:

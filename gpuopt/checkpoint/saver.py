@@ -392,7 +392,7 @@ class Saver:
         # Without a list, an array that has slots and no name is refused, not left out.
         by_name = None if self._variables is None else named
         states = [
-            (optimizer, state_dict.read_state(optimizer.state, by_name, read))
+            (optimizer, state_dict.read_state(optimizer.state, by_name, read, by_path=False))
             for optimizer in self._optimizers()
         ]
         tensors, saved = flattened(values, states)

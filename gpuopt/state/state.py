@@ -14,7 +14,7 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary, WeakMethod
+from weakref import WeakKeyDictionary, WeakMethod, WeakValueDictionary
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.masters import MASTER, Masters
 from gpuopt.state.split_masters import paired
-from gpuopt.variables.copied import Copied, Copy, describe_lost, variable_of
+from gpuopt.variables.copied import Copied, CopiedArray, Copy, describe_lost, variable_of
 from gpuopt.variables.gate import undoing, writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.undo import Undo
@@ -204,6 +204,7 @@ class State:
         rivals: By a variable's name in the checkpoint: the states of the other optimizers in which
             the same restored slots wait. The first of them to update the variable takes these.
         contested: The same for variables that exist, by their identities.
+        loaded: The variables that have got slots by the last load, by the names in what was loaded.
         restored_elsewhere: Names of variables whose slots, in the last checkpoint, went to another
             optimizer of the same name.
         unfinished: What wrappers added to steps that were not finished; see `Step`.
@@ -223,6 +224,7 @@ class State:
         self.contested: WeakKeyDictionary[Identity, Sequence[weakref.ref[State]]] = (
             WeakKeyDictionary()
         )
+        self.loaded: WeakValueDictionary[str, Identity] = WeakValueDictionary()
         self.beside: Beside | None = None
         self.unfinished: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
         self._describe = WeakMethod(describe)
@@ -257,6 +259,8 @@ class State:
         with self.lock:
             for name, copied in variables.items():
                 identity = variable_of(copied).identity
+                if isinstance(copied, CopiedArray) and copied.is_named and identity.path is None:
+                    identity.give_name(name)
                 slots = [(key, t[identity]) for key, t in self._tables.items() if identity in t]
                 self._expected[name] = Copy(name, copied), slots
 
@@ -277,6 +281,20 @@ class State:
             if lost and len(gone) == len(self._expected):
                 self._lost = lost
             self._expected = {}
+
+    def follow_path(self, variable: Variable, path: str) -> None:
+        """Lets slots that were loaded for an array wait for the one that has its path now.
+
+        The former array may still be alive, and have the path as its name.
+        """
+        with undoing(), self.lock:
+            former = self.loaded.get(path)
+            if former is None or former is variable.identity or not former.is_of_array:
+                return
+            for slot_name, table in self._tables.items():
+                if former in table:
+                    self.waiting_slots[slot_name, path] = table[former].numpy()
+                    del table[former]
 
     def forget_lost(self) -> None:
         """Notes that other state is taken over than what came without its arrays."""
@@ -325,7 +343,7 @@ class State:
             others, waiting_slots = dict(self._others), dict(self.waiting_slots)
             waiting_others, lost = dict(self.waiting_others), self._lost
             restored_elsewhere, beside = self.restored_elsewhere, self.beside
-            rivals, contested = self.rivals, dict(self.contested)
+            rivals, contested, loaded = self.rivals, dict(self.contested), dict(self.loaded)
 
         def put_back() -> None:
             with undoing(), self.lock:
@@ -336,6 +354,7 @@ class State:
                 self.waiting_slots, self._lost = dict(waiting_slots), lost
                 self.restored_elsewhere, self.rivals = restored_elsewhere, rivals
                 self.contested = WeakKeyDictionary(contested)
+                self.loaded = WeakValueDictionary(loaded)
                 self.version.number += 1
 
         undo.on_error("an optimizer's state", put_back)
@@ -422,6 +441,9 @@ class State:
         """
         with writing(), self.lock:
             key = slot_name, variable.name
+            path = variable.identity.path
+            if path is not None and key not in self.waiting_slots:
+                key = slot_name, path
             restored = self.waiting_slots.get(key)
             is_missing = restored is None and variable.name in self.restored_elsewhere
             if is_missing or self.is_taken_elsewhere(variable.identity):

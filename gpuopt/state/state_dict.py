@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, TypedDict
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -62,7 +63,10 @@ class OptimizerState(TypedDict):
 
 
 def read_state(
-    state: State, variables: Mapping[str, Any] | None, read: Callable[[Variable], Array]
+    state: State,
+    variables: Mapping[str, Any] | None,
+    read: Callable[[Variable], Array],
+    by_path: bool = True,
 ) -> OptimizerState:
     """Reads a state, including restored values that still wait for their slot.
 
@@ -70,6 +74,8 @@ def read_state(
         state: An optimizer's state.
         variables: As in `Optimizer.state_dict`.
         read: Returns a variable's value in host memory.
+        by_path: Whether arrays have the names of their paths; else all names of all optimizers'
+            variables differ.
 
     Raises:
         RuntimeError: a step was not finished.
@@ -77,7 +83,8 @@ def read_state(
     state.settle_expected()
     beside = state.beside
     with state.lock, nullcontext() if beside is None else beside.lay_out():
-        named = _named(variables)  # kept, so that other threads cannot drop a variable meanwhile
+        # Kept, so that other threads cannot drop a variable meanwhile.
+        named = _named(state if by_path else None, variables)
         with_slots = [variable for variable in named.values() if state.slots_of(variable)]
         touched = [each.identity for each in (*state.variables(), *with_slots)]
         refuse_unfinished("saved", touched, state)
@@ -132,7 +139,7 @@ def owners_of_slots(state: State) -> dict[str, Copied]:
     with state.lock:
         owners = {each for name in state.slot_names() for each in state.table(name)}
         owners |= {each for each in state.contested if not state.is_taken_elsewhere(each)}
-        found = {identity.name: to_copy(identity) for identity in owners}
+        found = {name: to_copy(identity) for identity, name in _names_of(owners).items()}
         return {name: each for name, each in found.items() if each is not None}
 
 
@@ -168,7 +175,7 @@ def load_state(
     """
     state.settle_expected()
     with state.lock:
-        named = _named(variables)
+        named = _named(state, variables)
         check_state(state, saved, named)
         saved = _out_of_slots(state, _as_here(saved, state.describe(), named))
         state.keep(undo)
@@ -176,6 +183,9 @@ def load_state(
         state.restored_elsewhere = frozenset()
         state.rivals = rivals
         state.contested.clear()
+        names = {name for by_variable in saved["slots"].values() for name in by_variable}
+        found = {name: named[name].identity for name in names & named.keys()}
+        state.loaded = WeakValueDictionary(found)
         if state.beside is not None:
             state.beside.forget_all()
         if _is_of_no_step(state, saved, named):
@@ -534,12 +544,31 @@ def _waiting_slots(state: State, name: str) -> dict[str, Array]:
     }
 
 
-def _named(variables: Mapping[str, Any] | None) -> dict[str, Variable]:
+def _named(state: State | None, variables: Mapping[str, Any] | None) -> dict[str, Variable]:
     if variables is None:
-        return {variable.name: variable for variable in global_variables()}
+        named = {variable.name: variable for variable in global_variables()}
+        return named if state is None else _with_paths(state, named)
     named = {name: as_variable(variable) for name, variable in variables.items()}
     refuse_two_names(named)
     return named
+
+
+def _with_paths(state: State, named: dict[str, Variable]) -> dict[str, Variable]:
+    """Names arrays of a state's trees by their paths, which others' arrays may have as names."""
+    own = [variable for variable in named.values() if state.slots_of(variable)]
+    names = _names_of([variable.identity for variable in own])
+    for variable in own:
+        del named[variable.name]
+    return {**named, **{names[variable.identity]: variable for variable in own}}
+
+
+def _names_of(owners: Iterable[Identity]) -> dict[Identity, str]:
+    """Names the variables of a state: arrays by their paths, as far as these are different."""
+    names = {identity.name: identity for identity in owners}
+    for name, identity in list(names.items()):
+        if identity.path is not None and identity.path not in names:
+            names[identity.path] = names.pop(name)
+    return {identity: name for name, identity in names.items()}
 
 
 def refuse_two_names(named: Mapping[str, Variable]) -> None:

@@ -50,7 +50,7 @@ class Leaves:
         given, gradients = tree.walk(params), tree.walk_gradients(grads)
         if given is None or gradients is None or not all(map(is_, given, tree.given)):
             return None
-        if not _NODES.isdisjoint(set(map(type, gradients))):
+        if not _NODES.isdisjoint(map(type, gradients)):
             return None
         tree.num_returns = 0
         return list(zip(gradients, tree.variables, strict=True))
@@ -92,6 +92,8 @@ class Leaves:
             tree = _NamedTree(paths, found, gradients)
             full = [_join(name, path) for path in paths]
             owners = self._owners_without(name)
+            if former is None:
+                self._refuse_paths_of_others(full, called)
             tree.variables = _variables_of(tree.given, full, former, owners, state, forget_plans)
             if former is not None:
                 tree.follow(former, called)
@@ -101,8 +103,21 @@ class Leaves:
 
         def keep() -> None:
             self._trees[name] = tree
+            for variable in tree.variables:
+                if variable.identity.is_of_array:
+                    _of_arrays.setdefault(variable.identity, variable)
 
         return pairs, keep
+
+    def _refuse_paths_of_others(self, paths: Sequence[str], called: str) -> None:
+        """Raises ValueError if another tree has one of the paths, its name included."""
+        for other, tree in self._trees.items():
+            for path in {_join(other, each) for each in tree.paths}.intersection(paths):
+                raise ValueError(
+                    f'the path "{path}" of {called} is also one of the tree "{other}", by which '
+                    "its state is known: give the trees names that are not the beginning of each "
+                    "other's paths"
+                )
 
     def _owners_without(self, name: str) -> dict[Identity, str]:
         """Returns the paths of the arrays of all trees but one."""
@@ -224,7 +239,7 @@ def _variables_of(
         if not leaf.is_raw_array:
             variables.append(leaf)
         elif old is None or leaf.identity is old.identity:
-            variables.append(_named(leaf, path))
+            variables.append(_named(leaf, path, state))
         else:
             _replace(old, leaf, forget_plans)
             variables.append(old)
@@ -242,7 +257,7 @@ def _as_leaf(given: Any, path: str) -> Variable:
 
 def _check_replacement(leaf: Variable, old: Variable, path: str, state: State) -> None:
     """Raises ValueError unless an array can come to a path in the place of another one."""
-    if _of_arrays.get(old.identity) is not old:
+    if not old.identity.is_of_array:
         raise ValueError(
             f'params at "{path}" is an array, and was the Variable "{old.name}" before: pass the '
             "Variable again"
@@ -263,15 +278,16 @@ def _check_replacement(leaf: Variable, old: Variable, path: str, state: State) -
         )
 
 
-def _named(leaf: Variable, path: str) -> Variable:
+def _named(leaf: Variable, path: str, state: State) -> Variable:
     """Returns the Variable that stands for a raw array under a name."""
     known = _of_arrays.get(leaf.identity)
-    if known is not None:
-        return known
-    leaf.identity.give_name(path)
-    list_raw_array(leaf)
-    _of_arrays[leaf.identity] = leaf
-    return leaf
+    if known is None:
+        leaf.identity.give_name(path)
+        list_raw_array(leaf)
+        known = leaf
+    if not state.slots_of(known):
+        state.follow_path(known, path)
+    return known
 
 
 def _replace(

@@ -122,6 +122,16 @@ class Identity:
         """Returns a raw array or view that was seen here; None if it is gone."""
         return None if self._array is None else self._array()
 
+    @property
+    def is_of_array(self) -> bool:
+        """Whether it is a raw array's, and not a Variable's."""
+        return self._key is not None
+
+    @property
+    def path(self) -> str | None:
+        """A raw array's path in a tree: its name, without the suffix that it may have got."""
+        return self.given_name if self.is_of_array else None
+
     def note_seen(self, array: Any) -> None:
         """Notes a raw array or view that is there, in the place of one that is gone."""
         if self.array() is None:

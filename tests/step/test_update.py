@@ -209,6 +209,66 @@ def test_a_run_goes_on_with_the_state_of_its_paths(take_over: Any) -> None:
         np.testing.assert_array_equal(value, expected[key])
 
 
+def by_state(optimizer: gpuopt.Optimizer) -> gpuopt.Optimizer:
+    loaded = gpuopt.AdamOptimizer(0.1)
+    loaded.load_state_dict(optimizer.state_dict())
+    return loaded
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+@pytest.mark.parametrize(
+    "take_over",
+    [
+        lambda optimizer, tree: (by_state(optimizer), tree),
+        lambda optimizer, tree: (copy.copy(optimizer), tree),
+        lambda optimizer, tree: (copy.deepcopy(optimizer), tree),
+        lambda *both: copy.deepcopy(both),
+        lambda *both: copy.deepcopy(copy.deepcopy(both)),
+        lambda *both: pickle.loads(pickle.dumps(both)),
+    ],
+)
+def test_other_arrays_go_on_with_a_state_that_was_taken_over(
+    take_over: Any, is_alive: bool
+) -> None:
+    expected = train(gpuopt.AdamOptimizer(0.1), two_arrays(), 5)
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    first = train(optimizer, two_arrays(), 3)
+    goes_on, tree = take_over(optimizer, first)
+    others = {key: each.copy() for key, each in tree.items()}
+    if not is_alive:
+        del first, tree, optimizer
+    for key, value in train(goes_on, others, 2).items():
+        np.testing.assert_array_equal(value, expected[key])
+    assert set(goes_on.state_dict()["slots"]["m"]) == {"W", "b"}
+
+
+def test_a_state_has_the_paths_while_other_models_have_them_too() -> None:
+    first, second = gpuopt.AdamOptimizer(0.1), gpuopt.AdamOptimizer(0.1)
+    trees = train(first, two_arrays(), 1), train(second, two_arrays(), 3)
+    state, values = second.state_dict(), {key: each.copy() for key, each in trees[1].items()}
+    expected = {key: each.copy() for key, each in train(second, trees[1], 2).items()}
+    second.load_state_dict(state)
+    for key, value in values.items():
+        trees[1][key][:] = value
+    for key, value in train(second, trees[1], 2).items():
+        np.testing.assert_array_equal(value, expected[key])
+    assert list(state["slots"]["m"]) == list(first.state_dict()["slots"]["m"]) == ["W", "b"]
+
+
+def test_a_saver_tells_trees_of_equal_paths_apart(tmp_path: Any) -> None:
+    optimizers = [gpuopt.AdamOptimizer(0.1, name=name) for name in ("G", "D")]
+    trees = [train(optimizer, two_arrays(), 2 + i) for i, optimizer in enumerate(optimizers)]
+    saver = gpuopt.Saver(optimizers=optimizers)
+    path = saver.save(tmp_path / "model")
+    after = []
+    for _ in range(2):
+        for optimizer, tree in zip(optimizers, trees, strict=True):
+            train(optimizer, tree, 2)
+        after.append([each.copy() for tree in trees for each in tree.values()])
+        saver.restore(path)
+    np.testing.assert_array_equal(after[0], after[1])
+
+
 def test_a_loaded_state_waits_for_its_paths() -> None:
     expected = train(gpuopt.AdamOptimizer(0.1), two_arrays(), 5)
     optimizer = gpuopt.AdamOptimizer(0.1)
@@ -234,6 +294,8 @@ def test_a_saver_finds_leaves(tmp_path: Any) -> None:
 
 
 ones = np.ones(2, np.float32)
+cyclic: dict[str, Any] = {"w": ones}
+cyclic["self"] = cyclic
 
 
 @pytest.mark.parametrize(
@@ -250,6 +312,7 @@ ones = np.ones(2, np.float32)
         ),
         ({"a": None}, {"a": ones}, 'params at "a": expected a Variable or an array, got NoneType'),
         ({"a": "text"}, {"a": ones}, 'params at "a": expected a Variable or an array, got str'),
+        ({"a": ones.copy()}, {"a": cyclic}, "grads holds itself, or is nested too deeply"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_path(params: Any, grads: Any, message: str) -> None:
@@ -263,6 +326,34 @@ def test_what_does_not_fit_is_refused_by_path(params: Any, grads: Any, message: 
         optimizer.update({"wrong": array}, {"wrong": np.ones(3, np.float32)})
     optimizer.update({"other": array}, {"other": ones})
     assert list(optimizer.state_dict()["slots"]["m"]) == ["other"]
+
+
+@pytest.mark.parametrize(("first", "second"), [("g", "g/x"), ("g/x", "g")])
+def test_a_path_of_another_tree_is_refused(first: str, second: str) -> None:
+    trees = {"g": {"x": {"w": ones.copy()}}, "g/x": {"w": ones.copy()}}
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    optimizer.update(trees[first], trees[first], first)
+    with pytest.raises(ValueError, match=rf'"g/x/w" of the tree "{second}".* the tree "{first}"'):
+        optimizer.update(trees[second], trees[second], second)
+
+
+def test_a_refused_tree_leaves_no_names() -> None:
+    array = ones.copy()
+    with pytest.raises(ValueError, match="shape") as keeps_its_frames:
+        gpuopt.AdamOptimizer(0.1).update({"wrong": array}, {"wrong": np.ones(3, np.float32)})
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    optimizer.update({"w": array}, {"w": ones})
+    assert list(optimizer.state_dict()["slots"]["m"]) == ["w"]
+    del keeps_its_frames
+
+
+def test_an_array_with_a_state_of_its_own_is_refused_by_a_wrapper_too() -> None:
+    own, first = ones.copy(), ones.copy()
+    optimizer = gpuopt.GradientAccumulationOptimizer(gpuopt.AdamOptimizer(0.1), 1)
+    optimizer.apply_gradients([(ones, own)])
+    optimizer.update({"w": first}, {"w": ones})
+    with pytest.raises(ValueError, match='the array at "w" has a state of its own'):
+        optimizer.update({"w": own}, {"w": ones})
 
 
 def test_a_shared_array_is_refused() -> None:
