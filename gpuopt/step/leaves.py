@@ -234,15 +234,17 @@ def _variables_of(
                 "tree of another optimizer: use the same paths, or make a gpuopt.Variable of it, "
                 "which keeps its own name"
             )
-    variables = []
+    variables, replaced = [], []
     for leaf, old, path in zip(leaves, before, paths, strict=True):
         if not leaf.is_raw_array:
             variables.append(leaf)
         elif old is None or leaf.identity is old.identity:
             variables.append(_named(leaf, path, state))
         else:
-            _replace(old, leaf, forget_plans)
             variables.append(old)
+            replaced.append((old, leaf))
+    if replaced:
+        _replace(replaced, forget_plans)
     return variables
 
 
@@ -291,13 +293,15 @@ def _named(leaf: Variable, path: str, state: State) -> Variable:
 
 
 def _replace(
-    variable: Variable, leaf: Variable, forget_plans: Callable[[Set[Identity]], None]
+    replaced: Sequence[tuple[Variable, Variable]],
+    forget_plans: Callable[[Set[Identity]], None],
 ) -> None:
-    """Gives the Variable of a path another array, with the array's value."""
+    """Gives the Variables of paths other arrays, with the arrays' values."""
     with writing():
-        forget_plans({variable.identity})
-        move_identity(variable.identity, leaf.identity)
-        variable.take_array(leaf)
+        forget_plans({variable.identity for variable, _ in replaced})
+        for variable, leaf in replaced:
+            move_identity(variable.identity, leaf.identity)
+            variable.take_array(leaf)
 
 
 def _join(name: str, path: str) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import byte_bounds
 from numpy.lib.stride_tricks import as_strided
 
 Array = np.ndarray[Any, Any]
@@ -54,20 +53,18 @@ def read_only(array: Array) -> Array:
 
 def contiguous_runs(flats: Sequence[Array]) -> list[Array]:
     """Views flat arrays of one dtype as few: neighbours in memory of one owner become one."""
+    starts = [flat.__array_interface__["data"][0] for flat in flats]
     joined: list[Array] = []
     first = size = 0
     for position, flat in enumerate(flats):
         size += flat.size
-        following = flats[position + 1 : position + 2]
-        if not following or not _touch(flat, following[0]):
-            joined.append(as_strided(flats[first], (size,), flat.strides))
+        end, next_start = starts[position] + flat.nbytes, starts[position + 1 : position + 2]
+        # Not of two owners: a view of both would keep only one owner's memory alive.
+        if next_start != [end] or owner(flat) is not owner(flats[position + 1]):
+            is_alone = first == position
+            joined.append(flat if is_alone else as_strided(flats[first], (size,), flat.strides))
             first, size = position + 1, 0
     return joined
-
-
-def _touch(before: Array, after: Array) -> bool:
-    # Not of two owners: a view of both would keep only one owner's memory alive.
-    return owner(before) is owner(after) and byte_bounds(before)[1] == byte_bounds(after)[0]
 
 
 def _cut_from_block(size: int) -> tuple[Array, int]:
