@@ -3,8 +3,7 @@
     python first_run.py
 
 It takes less than two minutes on a T4, and needs gpuopt and CuPy; torch's optimizers are timed
-beside gpuopt's where torch finds the GPU. Paste the block into an issue, please: few kinds of GPUs
-are known so far.
+beside gpuopt's where torch finds the GPU. Paste the block into an issue, please.
 """
 
 from __future__ import annotations

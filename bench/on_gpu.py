@@ -195,7 +195,8 @@ class Machine:
         command = [sys.executable, gpu_environment.__file__, str(self._packages)]
         if self.options.wheels is not None:
             command += ["--wheels", str(self.options.wheels.resolve())]
-        return Phase("setup", 20, [command], shows_log=True)
+        # pip takes a second or two for each package.
+        return Phase("setup", 25, [command], shows_log=True)
 
     def lacks(self, *packages: str) -> str:
         """Names the first of these packages that is not here, or returns ""."""
