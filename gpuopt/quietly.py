@@ -19,5 +19,5 @@ def quietly(compute: Callable[..., Result], *arguments: Any) -> Result:
     leave the user's warnings off.
     """
     context = copy_context()
-    context.run(np.seterr, all="ignore")
+    context.run(np.errstate(all="ignore").__enter__)
     return context.run(compute, *arguments)

@@ -112,13 +112,12 @@ def units_of(parts: Sequence[Part]) -> list[Unit]:
     sparse: dict[tuple[UpdateRule, Device, np.dtype[Any]], Unit] = {}
     for part in parts:
         for batch in part.require_group().batches:
-            key = part.rule, batch.device, batch.dtype
-            if part.is_sparse and key in sparse:
-                sparse[key].append((part, batch))
-            else:
-                units.append([(part, batch)])
-                if part.is_sparse:
-                    sparse[key] = units[-1]
+            unit: Unit = []
+            if part.is_sparse:
+                unit = sparse.setdefault((part.rule, batch.device, batch.dtype), unit)
+            if not unit:
+                units.append(unit)
+            unit.append((part, batch))
     if len(units) > 1 or len(units[0]) > 1:
         _copy_what_is_overwritten(units)
     return units

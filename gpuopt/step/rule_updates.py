@@ -51,29 +51,31 @@ from gpuopt.variables.variable import Variable
 class RuleUpdates:
     """The updates of one step by rules."""
 
+    # Here, because setting each in `__init__` takes time.
+    _late_sums: LateSums | None = None
+    _numbers = StepNumbers({}, None, None)
+    # These, and those of counts of steps that are less by one each: see `decide_on_gpu`.
+    _of_counts: Sequence[StepNumbers] = ()
+    _clips: StepClips | None = None
+    # What backends write at once, if it is known because gradients are measured already.
+    _units: Sequence[Unit] = ()
+    _host_decides = False
+    _has_constraints = False
+    _is_on_a_cpu = False
+    unscaled_by: float | None = None
+    gpu_decides: Lock | None = None
+    has_rows_on_a_gpu = False
+
     def __init__(self, optimizer: RuleOptimizer, given: list[Any]) -> None:
         """Divides the pairs into parts and checks them; recognised pairs need few checks."""
         self._optimizer = optimizer
         self.takes_wide = wide_gradients.takes_wide is optimizer
-        self._late_sums: LateSums | None = None
         if self.takes_wide:
             wide_gradients.takes_wide, self._late_sums = None, take_late_sums(optimizer)
         self._parts: list[Part] = []
-        self._numbers = StepNumbers({}, None, None)
-        # These, and those of counts of steps that are less by one each: see `decide_on_gpu`.
-        self._of_counts: Sequence[StepNumbers] = ()
-        self._clips: StepClips | None = None
-        # What backends write at once, if it is known because gradients are measured already.
-        self._units: Sequence[Unit] = ()
-        self._host_decides = False
-        self.unscaled_by: float | None = None
-        self.gpu_decides: Lock | None = None
-        self._has_constraints = False
-        self._is_on_a_cpu = False
         # What is being written, and what has been written.
         self._writing: Unit = []
         self._done: Unit = []
-        self.has_rows_on_a_gpu = False
         self.created: list[Created] = []
         self.forgets: list[Callable[[Collection[Device] | None], None]] = []
         self.read: list[Variable] = []
@@ -238,12 +240,14 @@ class RuleUpdates:
         return tables
 
     def fix_scalars(self) -> None:
-        groups = [part.require_group() for part in self._parts]
-        # Not by generators: an exception from a signal handler in one that `any` has left is lost.
-        self._has_constraints = bool([group for group in groups if group.constrained])
-        self._is_on_a_cpu = bool([group for group in groups if group.is_on_a_cpu])
-        reals = {batch.real for group in groups for batch in group.batches}
-        scalars = {real: self._optimizer._scalars_for(real) for real in reals}
+        scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
+        for part in self._parts:
+            group = part.require_group()
+            self._has_constraints |= bool(group.constrained)
+            self._is_on_a_cpu |= group.is_on_a_cpu
+            for batch in group.batches:
+                if batch.real not in scalars:
+                    scalars[batch.real] = self._optimizer._scalars_for(batch.real)
         # What such a rule sums is computed as sums get the last gradients.
         is_late = self._late_sums is not None
         sums_inputs = is_late and bool([part for part in self._parts if part.rule.degrees])
@@ -341,7 +345,9 @@ class RuleUpdates:
                 sums = self._clips.sums_of(batch)
                 if self._clips.decided:
                     refused = factors.after
-            batch.backend.check_rule(rule, batch.real, scalars)
+            if rule not in batch.checked_rules:
+                batch.backend.check_rule(rule, batch.real, scalars)
+                batch.checked_rules.add(rule)
             self._writing = unit
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]
@@ -484,32 +490,25 @@ class RuleUpdates:
                 those of which it does, and one for the others.
         """
         optimizer = self._optimizer
-
-        def divide(kinds: Sequence[Any], add: Callable[..., None]) -> None:
-            at = positions or range(len(variables))
-            for each in dict.fromkeys(kinds):
-                mine = [i for i, other in enumerate(kinds) if other is each]
-                add(*([items[i] for i in mine] for items in (variables, gradients, at)), each)
-
+        at = positions or range(len(variables))
         if rule is None:
             rules = optimizer._rules_of(variables, False)
             if rules is not None:
-                divide(rules, self._add_dense)
+                for of_rule in dict.fromkeys(rules):
+                    self._add_dense(*_chosen(rules, of_rule, variables, gradients, at), of_rule)
                 return
         group = None
         if optimizer.averages is not None and is_averaged is not False:
             group = optimizer.averages.known.find(variables, self._version_with_averages())
             if group is None and is_averaged is None:
                 joining = optimizer.averages.joining(variables)
-                divide(
-                    joining,
-                    lambda some, theirs, at, joins: self._add_dense(some, theirs, at, rule, joins),
-                )
+                for joins in dict.fromkeys(joining):
+                    chosen = _chosen(joining, joins, variables, gradients, at)
+                    self._add_dense(*chosen, rule, joins)
                 return
         is_averaged = optimizer.averages is not None and is_averaged is not False
         if not is_averaged:
             group = optimizer.known.find(variables, optimizer.state.version.number)
-        at = positions or range(len(variables))
         part = Part(rule or optimizer.rule, variables, gradients, at, group, is_averaged)
         if group is None:
             for position, pair in zip(at, zip(gradients, variables, strict=True), strict=True):
@@ -522,6 +521,15 @@ class RuleUpdates:
         averages = self._optimizer.averages
         dropped = 0 if averages is None else averages.moving.version
         return self._optimizer.state.version.number + dropped
+
+
+def _chosen(
+    kinds: Sequence[Any], kind: Any, *lists: Sequence[Any]
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Returns of each of three lists the items of one kind, given each item's kind."""
+    mine = [i for i, each in enumerate(kinds) if each is kind]
+    some, theirs, at = ([items[i] for i in mine] for items in lists)
+    return some, theirs, at
 
 
 def _unzip(given: list[Any]) -> tuple[list[tuple[Any, Any]], list[Any], list[Any]]:

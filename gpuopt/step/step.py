@@ -102,6 +102,19 @@ class Step:
         watched: The context that `apply_gradients` enters once.
     """
 
+    # Here, because setting each in `__init__` takes time.
+    calls_user_code = False
+    watched: AbstractContextManager[None] = _nothing
+    # What is being written.
+    _writing: Updates | None = None
+    # The numbers that the step changes in host memory, as they were, while it changes them.
+    _before_count: list[tuple[Variable, Any]] | None = None
+    _finish_has_begun = False
+    # How many of the additions have written what follows the updates.
+    _num_followed = 0
+    _was_decided_by_gpu = False
+    _is_counted = False
+    _began = 0.0
     # Of a step that was not finished.
     _touched: Touched | None = None
     _weak_counter: Callable[[], Variable | None] = staticmethod(lambda: None)
@@ -125,28 +138,16 @@ class Step:
         self.name = name
         self.counter = None if global_step is None else checked_global_step(global_step)
         self.thread = get_ident()
-        self.calls_user_code = False
         self._optimizer = optimizer
-        # What is being written, and what was written in earlier parts.
-        self._writing: Updates | None = None
-        self._written: list[Variable] = []
-        # The numbers that the step changes in host memory, as they were, while it changes them.
-        self._before_count: list[tuple[Variable, Any]] | None = None
-        self._finish_has_begun = False
-        # How many of the additions have written what follows the updates.
-        self._num_followed = 0
-        self._was_decided_by_gpu = False
+        self._written: list[Variable] = []  # in earlier parts
         self._row_change = changes.number
         self._update_ops: list[Any] = []
-        self._is_counted = False
         self._counters_to_undo = [] if self.counter is None else [self.counter]
         self._additions: list[Addition] = []
         self._forget_additions: list[Forget] = []
         # From here on, as another thread may open or end one in the step's middle.
         self._report = optimizer.open_report
-        self._began = 0.0
         # Inside, an open report is told of what this thread launches, checks of gradients too.
-        self.watched: AbstractContextManager[None] = _nothing
         if self._report is not None:
             self._began = perf_counter()
             self.watched = watching.watched_by(self._report)
@@ -329,9 +330,11 @@ class Step:
 
     def _write(self, updates: Updates) -> None:
         row_checks = self._optimizer.row_checks
-        if self._additions and not self._is_made(updates):
-            return
-        missing = [each._what_is_added for each in self._additions if each._what_is_added]
+        missing: list[str] = []
+        if self._additions:
+            if not self._is_made(updates):
+                return
+            missing = [each._what_is_added for each in self._additions if each._what_is_added]
         self._writing = updates
         try:
             for addition in self._additions:
@@ -401,7 +404,7 @@ class Step:
             self._finish_has_begun = True
             optimizer._finish(self._update_ops, self.name)
         if counter is not None:
-            counter.assign_add(1, use_locking=optimizer._use_locking)
+            counter.count_up(optimizer._use_locking)
         self._is_counted, self._before_count = True, None
 
     # What is asked for if it was not finished: see `BegunStep`.

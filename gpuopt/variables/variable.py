@@ -87,6 +87,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
             "bring_up",
             "copied_row_change",
             "count_down",
+            "count_up",
             "follow_updates",
             "identity",
             "is_average",
@@ -381,6 +382,15 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         """Takes the array of another Variable, of the same form, in place of its own."""
         with writing(), self._writing():
             self._array = other._array.view()
+
+    def count_up(self, use_locking: bool = False) -> None:
+        """Adds 1 in place, as `assign_add(1)` does, which takes several times as long to check it.
+
+        Args:
+            use_locking: See `assign`.
+        """
+        with writing(), self._lock(use_locking), self._writing():
+            np.add(self._array, self.dtype.type(1), out=self._array)
 
     def count_down(self, note: Callable[[], object]) -> None:
         """Subtracts 1 in place, and calls `note`: both or neither, wherever Ctrl-C comes.

@@ -159,6 +159,17 @@ def test_assignments_check_shape_and_kind_and_write_in_place() -> None:
     assert storage.tolist() == [2, 3]
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.uint64, np.float16, np.float32])
+def test_counting_up_adds_one(dtype):
+    largest = 127 if np.issubdtype(dtype, np.integer) else 2048
+    for start in (0, 41, largest):
+        counter, added = Variable(start, dtype=dtype), Variable(start, dtype=dtype)
+        counter.count_up()
+        added.assign_add(1)
+        assert counter.dtype == dtype
+        assert counter.numpy() == added.numpy()
+
+
 @pytest.mark.parametrize(
     ("dtype", "value"),
     [(np.int32, 2**40), (np.uint8, 300), (np.uint8, -1), (np.int8, 128)],
