@@ -48,7 +48,7 @@ def check_rounded(got: Sequence[Update], exact: Sequence[Update]) -> None:
 @every_backend
 @every_type
 @every_rule
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_dense_gradients_of_another_type(
     backend: str, rule: UpdateRule, var: str, gradient: str
 ) -> None:
@@ -78,7 +78,7 @@ def test_dense_gradients_of_another_type(
         if not (rule.sums or (all_rows and rule.computed))
     ],
 )
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_sparse_gradients_of_another_type(
     backend: str, rule: UpdateRule, all_rows: bool, var: str, gradient: str
 ) -> None:

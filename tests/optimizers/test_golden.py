@@ -25,7 +25,7 @@ CONSTANT_RATE_CASES = [case for case in CASES if "lr_schedule" not in case]
 
 @pytest.mark.usefixtures("every_cpu_form")
 @pytest.mark.parametrize("case", EXACT_CASES, ids=lambda case: case["id"])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 def test_optimizer_steps_like_tensorflow(case: dict[str, Any]) -> None:
     golden = GoldenCase(case)
     for key, rows in golden.replay().items():

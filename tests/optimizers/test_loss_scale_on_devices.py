@@ -96,7 +96,7 @@ def states_after(xp: Any, cls: Any, dtype: Any, kind: str, scales: bool) -> list
 @pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
 @pytest.mark.parametrize("clip", CLIPPING)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_every_stage_beside_scaling_does_what_it_does_without(
     name: str, clip: str, kind: str, xp: Any
 ) -> None:

@@ -73,6 +73,7 @@ def after_steps(
     ],
     ids=str,
 )
+@pytest.mark.one_in(3)
 def test_every_device_makes_the_same_steps(name: str, masters: Any, dtype: Any, xp: Any) -> None:
     groups = [ParameterGroup("w[34]", learning_rate=0.5), ParameterGroup("w5", clip_value=0.25)]
     for options in ({}, {"clip_norm": 2.0, "groups": groups}):

@@ -10,6 +10,7 @@ import pytest
 from dtypes import DTYPES_BY_NAME
 from every_kernel import (
     DTYPES,
+    IS_FULL,
     kernels_of,
     kernels_of_codes,
     kernels_without_rule,
@@ -77,7 +78,7 @@ def test_loads_of_sparse_kernels_are_in_flight_together(architecture: str, tmp_p
         assert sum(in_flight) >= keys // SORT_THREADS + reads_flag, (kernel.expression, in_flight)
 
 
-@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"] if IS_FULL else ["sm_90"])
 def test_two_keys_that_tell_where_a_run_begins_are_in_flight_together(
     architecture: str, tmp_path: Path
 ) -> None:
@@ -368,7 +369,7 @@ def test_sums_of_pieces_move_16_bytes_at_a_time(tmp_path: Path) -> None:
         assert packs(counted, "STG") >= 1
 
 
-@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"] if IS_FULL else ["sm_90"])
 def test_updates_of_codes_move_8_of_them_at_a_time(architecture: str, tmp_path: Path) -> None:
     group = [kernel for kernel in kernels_of_codes() if "float" in kernel.types]
     for kernel, instructions in zip(group, compiled(group, architecture, tmp_path), strict=True):

@@ -85,7 +85,7 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 
 @in_every_dtype
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_dense_steps_are_numpys_in_every_layout(
     device: Device, name: str, arguments: dict[str, Any], dtype: str
 ) -> None:
