@@ -76,7 +76,7 @@ def test_the_example_passes_the_tests_that_hold_for_every_optimizer(project: Pat
         "tests/demo/test_demo.py",
     ]
     its_own = "SignDescent or sign_descent"
-    of_all = "is_complete or belong_together or tables or demo_knows or get_a_row"
+    of_all = "is_complete or belong_together or tables or demo_knows"
     # Its page links to the picture that `make gallery` draws.
     chosen = f"({its_own} or {of_all}) and not links_lead"
     printed = run(project, "-m", "pytest", "-q", *tests, "-k", chosen)
