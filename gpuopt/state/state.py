@@ -287,14 +287,18 @@ class State:
 
         The former array may still be alive, and have the path as its name.
         """
+        self.settle_expected()
         with undoing(), self.lock:
             former = self.loaded.get(path)
-            if former is None or former is variable.identity or not former.is_of_array:
-                return
-            for slot_name, table in self._tables.items():
-                if former in table:
-                    self.waiting_slots[slot_name, path] = table[former].numpy()
-                    del table[former]
+            if former is not None and former.is_of_array and former is not variable.identity:
+                for slot_name, table in self._tables.items():
+                    if former in table:
+                        self.waiting_slots[slot_name, path] = table[former].numpy()
+                        del table[former]
+            if variable.name != path:
+                for slot_name in [key[0] for key in self.waiting_slots if key[1] == path]:
+                    value = self.waiting_slots.pop((slot_name, path))
+                    self.waiting_slots[slot_name, variable.name] = value
 
     def forget_lost(self) -> None:
         """Notes that other state is taken over than what came without its arrays."""

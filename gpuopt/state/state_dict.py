@@ -134,10 +134,15 @@ def _as_json_has_them(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def owners_of_slots(state: State) -> dict[str, Copied]:
-    """Returns the variables and arrays that have slots, or slots that wait; see `to_copy`."""
+def owners_of_slots(state: State, more: Iterable[Identity] = ()) -> dict[str, Copied]:
+    """Returns the variables and arrays that have slots, or slots that wait; see `to_copy`.
+
+    Args:
+        state: Of an optimizer.
+        more: Others that are returned with them.
+    """
     with state.lock:
-        owners = {each for name in state.slot_names() for each in state.table(name)}
+        owners = {each for name in state.slot_names() for each in state.table(name)} | {*more}
         owners |= {each for each in state.contested if not state.is_taken_elsewhere(each)}
         found = {name: to_copy(identity) for identity, name in _names_of(owners).items()}
         return {name: each for name, each in found.items() if each is not None}

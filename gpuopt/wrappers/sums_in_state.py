@@ -17,7 +17,7 @@ from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range, State, check_fits, new_slot_variable
 from gpuopt.state.state_dict import owners_of_slots
 from gpuopt.step.wide_gradients import wide_dtype
-from gpuopt.variables.copied import Copied, to_copy
+from gpuopt.variables.copied import Copied
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
 from gpuopt.variables.row_changes import register
@@ -131,9 +131,7 @@ class SumsInState:
 
     def owners(self) -> dict[str, Copied]:
         """Returns the variables and arrays that have slots or sums, by name; see `to_copy`."""
-        summed = {identity.name: to_copy(identity) for identity in list(self._sums)}
-        kept = {name: each for name, each in summed.items() if each is not None}
-        return {**owners_of_slots(self._state), **kept}
+        return owners_of_slots(self._state, list(self._sums))
 
     def reset(self) -> None:
         """Forgets what is summed."""

@@ -209,8 +209,8 @@ def test_a_run_goes_on_with_the_state_of_its_paths(take_over: Any) -> None:
         np.testing.assert_array_equal(value, expected[key])
 
 
-def by_state(optimizer: gpuopt.Optimizer) -> gpuopt.Optimizer:
-    loaded = gpuopt.AdamOptimizer(0.1)
+def by_state_of(make: Any, optimizer: gpuopt.Optimizer) -> gpuopt.Optimizer:
+    loaded: gpuopt.Optimizer = make()
     loaded.load_state_dict(optimizer.state_dict())
     return loaded
 
@@ -219,7 +219,7 @@ def by_state(optimizer: gpuopt.Optimizer) -> gpuopt.Optimizer:
 @pytest.mark.parametrize(
     "take_over",
     [
-        lambda optimizer, tree: (by_state(optimizer), tree),
+        lambda optimizer, tree: (by_state_of(lambda: gpuopt.AdamOptimizer(0.1), optimizer), tree),
         lambda optimizer, tree: (copy.copy(optimizer), tree),
         lambda optimizer, tree: (copy.deepcopy(optimizer), tree),
         lambda *both: copy.deepcopy(both),
@@ -240,6 +240,28 @@ def test_other_arrays_go_on_with_a_state_that_was_taken_over(
     for key, value in train(goes_on, others, 2).items():
         np.testing.assert_array_equal(value, expected[key])
     assert set(goes_on.state_dict()["slots"]["m"]) == {"W", "b"}
+
+
+@pytest.mark.parametrize(
+    "take_over",
+    [
+        lambda make, *both: copy.deepcopy(both),
+        lambda make, optimizer, tree: (copy.deepcopy(optimizer), tree),
+        lambda make, optimizer, tree: (by_state_of(make, optimizer), tree),
+    ],
+)
+@pytest.mark.parametrize("num_steps", [2, 4, 5])
+def test_accumulated_gradients_go_on_in_other_arrays(take_over: Any, num_steps: int) -> None:
+    def make() -> gpuopt.Optimizer:
+        return gpuopt.GradientAccumulationOptimizer(gpuopt.AdamOptimizer(0.1), 4)
+
+    expected = train(make(), two_arrays(), 8)
+    optimizer = make()
+    first = train(optimizer, two_arrays(), num_steps)
+    goes_on, tree = take_over(make, optimizer, first)
+    others = {key: each.copy() for key, each in tree.items()}
+    for key, value in train(goes_on, others, 8 - num_steps).items():
+        np.testing.assert_array_equal(value, expected[key])
 
 
 def test_a_state_has_the_paths_while_other_models_have_them_too() -> None:
