@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from numbers import Number
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -104,6 +105,29 @@ def operand_on_device(operand: Any, variable: Any) -> Any:
     return to_device(operand, variable.memory) if isinstance(operand, np.ndarray) else operand
 
 
+def value_on_device(value: Any, variable: Any, dtype: Any = None) -> Any:
+    """Returns a value written to a variable: an array where the variable is, or a number.
+
+    Args:
+        value: A Variable, an array, a number, or what `numpy.asarray` takes, as a list or a buffer.
+        variable: What it is written to.
+        dtype: Of the array, if the value is in host memory and the variable is on a GPU.
+
+    Raises:
+        TypeError: the value does not hold numbers.
+    """
+    value = storage_of(value)
+    is_of_host = isinstance(value, np.ndarray) or not isinstance(value, (*array_types, Number))
+    if variable.memory.kind == "cpu" or not is_of_host:
+        return value
+    array = np.asarray(value, dtype)
+    if array.dtype.kind in "OSU":
+        raise TypeError(
+            f'the value for "{variable.name}" must hold numbers, got {type(value).__name__}'
+        )
+    return to_device(array, variable.memory)
+
+
 def _make_operators(apply: _Binary) -> tuple[_Binary, _Binary]:
     """Makes `v + a` and `a + v`."""
 
@@ -124,7 +148,7 @@ def _make_in_place(function: np.ufunc) -> Callable[[_Left, Any], _Left]:
         other = checked_foreign(other, variable, "the operand")
         with writing(), reading(other), variable._writing(other):
             try:
-                operand = operand_on_device(other, variable)
+                operand = value_on_device(other, variable)
                 function(variable._array, operand, out=variable._array)
             except (TypeError, ValueError) as error:
                 error.add_note(
@@ -216,7 +240,11 @@ class ArrayOperators:
     def __array_function__(
         self, function: Any, types: Any, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        if function in _WRITE_INTO_THE_FIRST and args:
+        if function in _WRITE_INTO_THE_FIRST:
+            if not args:  # as in np.copyto(dst=v, src=w)
+                name = next(each for each in ("dst", "arr", "a") if each in options)
+                args, options = (options[name],), {**options}
+                del options[name]
             target, *others = args
             return _call_writing(function, [target], (storage_of(target), *others), options)
         out = options.get("out")

@@ -13,7 +13,7 @@ from typing import Any, Literal, SupportsIndex
 import ml_dtypes
 import numpy as np
 
-from gpuopt.backends import backend_for, gpu_backends, refuse_masked, to_device
+from gpuopt.backends import backend_for, gpu_backends, refuse_masked
 from gpuopt.device import Device, device_of
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.interrupts import at_once
@@ -29,6 +29,7 @@ from gpuopt.variables.operators import (
     reading,
     storage_of,
     value_of,
+    value_on_device,
 )
 from gpuopt.variables.recording import before_write, recorder
 from gpuopt.variables.shown import shown_value
@@ -476,11 +477,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         refuse_masked(key, f'the index for "{self.name}"')
         value = checked_foreign(value, self, "the value")
         with writing(), reading(key, value), self._writing(key, value):
-            value = storage_of(value)
-            is_of_host = isinstance(value, np.ndarray | list | tuple)
-            if is_of_host and self.memory.kind == "gpu":  # converted as numpy does
-                value = to_device(np.asarray(value).astype(self.dtype), self.memory)
-            self._array[storage_of(key)] = value
+            self._array[storage_of(key)] = value_on_device(value, self, self.dtype)
 
     def __len__(self) -> int:
         return len(self._array)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,23 @@ ROW = np.array([3, 1, 2], np.float32)
 ALL = np.arange(12, dtype=np.float32).reshape(4, 3) / 4 + 1
 MASK = np.array([[True, False, True]] * 4)
 
+OPERANDS = {
+    "all": ALL,
+    "a row": ROW,
+    "a list": [1, 2, 3],
+    "a tuple": (1, 2, 3),
+    "a range": range(1, 4),
+    "a buffer": array("f", [1, 2, 3]),
+}
+
 WAYS: dict[str, Callable[[Any], Any]] = {
     "a row": lambda v: v.__setitem__(0, ROW),
     "all": lambda v: v.__setitem__(slice(None), ALL),
     "a list": lambda v: v.__setitem__(0, [1, 2, 3]),
     "a tuple": lambda v: v.__setitem__(0, (1, 2, 3)),
+    "a range": lambda v: v.__setitem__(0, range(3)),
+    "a buffer": lambda v: v.__setitem__(0, array("f", [1, 2, 3])),
+    "a view of memory": lambda v: v.__setitem__(0, memoryview(ROW)),
     "lists": lambda v: v.__setitem__(slice(1, 3), [[1.5, 2, 3], [4, 5, 6]]),
     "integers": lambda v: v.__setitem__(1, np.array([1, 2, 3])),
     "float64": lambda v: v.__setitem__((2, slice(None)), np.array([1 / 3, 2, 3])),
@@ -28,6 +41,8 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "a variable in host memory": lambda v: v.__setitem__(0, Variable(ROW)),
     "an array of no dimensions": lambda v: v.__setitem__(..., np.array(2.0)),
     "numpy.copyto": lambda v: np.copyto(v, ALL),
+    "numpy.copyto by names": lambda v: np.copyto(dst=v, src=ALL),
+    "numpy.put by names": lambda v: np.put(a=v, ind=np.array([0, 5]), v=np.array([7.0, 8.0])),
     "numpy.copyto of a row": lambda v: np.copyto(v, ROW),
     "numpy.copyto of a list": lambda v: np.copyto(v, [1, 2, 3]),
     "numpy.copyto where": lambda v: np.copyto(v, ALL, where=MASK),
@@ -38,7 +53,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     **{
         f"{name} {form}": lambda v, name=name, value=value: getattr(operator, name)(v, value)
         for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod")
-        for form, value in {"all": ALL, "a row": ROW, "a list": [1, 2, 3]}.items()
+        for form, value in OPERANDS.items()
     },
     "imatmul": lambda v: operator.imatmul(v, np.eye(3, k=1, dtype=np.float32)),
     "iadd of a variable": lambda v: operator.iadd(v, Variable(ROW)),
@@ -49,6 +64,8 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "text": lambda v: v.__setitem__(0, ["a", "b", "c"]),
     "lists of several lengths": lambda v: v.__setitem__(0, [[1], [1, 2], [3]]),
     "a sum of another shape": lambda v: operator.iadd(v, np.ones(5, np.float32)),
+    "a sum with nothing": lambda v: operator.iadd(v, None),
+    "a sum with text": lambda v: operator.iadd(v, ["a", "b", "c"]),
     "a complex sum": lambda v: operator.iadd(v, np.ones(3, complex)),
     "a copy of another shape": lambda v: np.copyto(v, np.ones(5, np.float32)),
     "a complex copy": lambda v: np.copyto(v, np.ones(3, complex)),
