@@ -132,8 +132,6 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
     GATE_NONE: ClassVar[int] = GATE_NONE
     GATE_OP: ClassVar[int] = GATE_OP
     GATE_GRAPH: ClassVar[int] = GATE_GRAPH
-    # Other variables that the class made once, and makes no more: a saved state may have them.
-    _former_non_slots: ClassVar[tuple[str, ...]] = ()
 
     @property
     def _takes_wide(self) -> bool:
@@ -628,7 +626,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
 
     def _non_slots_left_out(self) -> Sequence[str]:
         """Returns the names of other variables that are left out of a state that has them."""
-        return self._former_non_slots
+        return ()
 
     def _must_skip(self, updates: Updates) -> bool:
         """Looks for NaN and infinity in the gradients; raises or logs, as `on_nonfinite` says."""

@@ -48,7 +48,6 @@ class LionOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
     """
 
     rule = lion
-    _former_non_slots = ("step",)
 
     def __init__(
         self,

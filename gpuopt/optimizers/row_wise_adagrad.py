@@ -68,7 +68,6 @@ class RowWiseAdagradOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
     """
 
     rule = row_wise_adagrad
-    _former_non_slots = ("step",)
 
     def __init__(
         self,

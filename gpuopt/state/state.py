@@ -62,8 +62,8 @@ class Description(NamedTuple):
         lists_all: Whether the optimizer makes nothing that has another name than these.
         ranges: The numbers that slots and other variables can hold, where not all are possible.
         op_name: Returns, for a slot's name, the second part of a slot variable's own name.
-        former_names: The names of other variables that it does not have any more. A saved state may
-            have them; they are left out.
+        names_left_out: The names of other variables that it has with other options alone. A saved
+            state may have them; they are left out.
         slot_codes: How slots are stored in 8 bits; None if they are not.
         masters: What master copies of 16-bit variables are; None if there are none.
         slot_dtype: The type of all slots; None if they have that of their variables, or of their
@@ -80,7 +80,7 @@ class Description(NamedTuple):
     lists_all: bool
     ranges: Mapping[str, Range]
     op_name: Callable[[str], str]
-    former_names: Sequence[str]
+    names_left_out: Sequence[str]
     slot_codes: SlotCodes | None
     masters: Masters | None
     slot_dtype: np.dtype[Any] | None

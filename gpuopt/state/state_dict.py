@@ -448,7 +448,7 @@ def _is_left_out(name: str, value: Any, state: State, optimizer: Description) ->
     if is_of_a_loss_scale and name not in optimizer.other_names and state.other(name) is None:
         return True
     is_idle = state.beside is None and optimizer.lists_all and says_nothing(name, value)
-    return is_idle or name in optimizer.former_names or _is_of_another_grouping(name, optimizer)
+    return is_idle or name in optimizer.names_left_out or _is_of_another_grouping(name, optimizer)
 
 
 def _is_of_another_grouping(name: str, optimizer: Description) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -14,7 +13,6 @@ import textbook
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
-from gpuopt.optimizers.base import StepCountingOptimizer
 
 GRADIENTS = np.random.default_rng(5).normal(size=(20, 3))
 SCHEDULE_FREE = [gpuopt.ScheduleFreeSGDOptimizer, gpuopt.ScheduleFreeAdamWOptimizer]
@@ -321,32 +319,3 @@ def test_a_beta1_of_0_is_refused() -> None:
     for make in SCHEDULE_FREE:
         with pytest.raises(ValueError, match=r"beta1 must be positive: 0\.0"):
             make(beta1=0.0)
-
-
-@pytest.mark.parametrize("of_class", [gpuopt.LionOptimizer, gpuopt.RowWiseAdagradOptimizer])
-def test_a_count_that_is_not_used_is_not_kept_and_may_be_in_what_is_restored(
-    of_class: Any, tmp_path: Path
-) -> None:
-    def step_of(optimizer: Any) -> Any:
-        optimizer.apply_gradients([(gradient, w)])
-        return optimizer.state_dict({"w": w})
-
-    w, gradient = Variable(np.ones((3, 2)), name="w"), np.ones((3, 2))
-    # As it was once.
-    counting = type("Counting", (of_class, StepCountingOptimizer), {})(name="same")
-    state = step_of(counting)
-    assert state["non_slots"] == {"step": 1}
-    path = gpuopt.Saver({"w": w}, optimizers=[counting]).save(str(tmp_path / "checkpoint"))
-    for is_new in (True, False):
-        optimizer = of_class(name="same")
-        if not is_new:
-            assert step_of(optimizer)["non_slots"] == {}
-        optimizer.load_state_dict(state, {"w": w})
-        [slot] = state["slots"]
-        restored = optimizer.state_dict({"w": w})
-        assert restored["non_slots"] == {}
-        assert np.array_equal(restored["slots"][slot]["w"], state["slots"][slot]["w"])
-        assert step_of(optimizer)["non_slots"] == {}
-        gpuopt.Saver({"w": w}, optimizers=[optimizer]).restore(path)
-        assert np.array_equal(optimizer.get_slot(w, slot).numpy(), state["slots"][slot]["w"])
-        assert step_of(optimizer)["non_slots"] == {}

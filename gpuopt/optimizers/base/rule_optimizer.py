@@ -451,8 +451,7 @@ class RuleOptimizer(Optimizer):
         return [] if self.rounding is None else [ROUNDED_STEPS]
 
     def _non_slots_left_out(self) -> Sequence[str]:
-        former = super()._non_slots_left_out()
-        return [*former, ROUNDED_STEPS] if self.rounding is None else former
+        return [ROUNDED_STEPS] if self.rounding is None else []
 
     def _new_slot_rows(self, slot_name: str) -> NewRows:
         if slot_name == MASTER and self.masters is not None:
