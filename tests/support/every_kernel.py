@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 
+from dtypes import TYPES_OF_KERNELS
 from every_optimizer import (
     rules_of_each_shape,
     rules_of_missed_steps,
@@ -29,7 +30,7 @@ from gpuopt.rules.update_rule import UpdateRule
 
 IS_FULL = bool(os.environ.get("GPUOPT_ALL_KERNELS"))
 
-DTYPES = ["float16", "bfloat16", "float32", "float64"]
+DTYPES = TYPES_OF_KERNELS
 INDICES = ["int32", "int64"]
 KEYS = ["uint32", "uint64"]
 # Of a variable and its slots, and of a gradient.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from dtypes import DTYPES_BY_NAME
+from dtypes import DTYPES_BY_NAME, TYPES_OF_KERNELS
 from emulator.emulator import EmulatorLauncher
 from every_kernel import kernels_of_late_rows, kernels_without_rule
 from every_optimizer import rules_of_missed_steps
@@ -56,7 +56,7 @@ def kernels_are_compiled() -> None:
     EmulatorLauncher().prepare(
         [
             *kernels_without_rule(),
-            *(kernel for dtype in DTYPES_BY_NAME for kernel in kernels_of_late_rows(adam, dtype)),
+            *(kernel for dtype in TYPES_OF_KERNELS for kernel in kernels_of_late_rows(adam, dtype)),
         ]
     )
 
@@ -153,7 +153,7 @@ def draw(rng: np.random.Generator, height: int, shape: tuple[int, ...], dtype: A
 
 @pytest.mark.parametrize("stepping", [False, True])
 @pytest.mark.parametrize("width", [1, 3, 8, 200])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", TYPES_OF_KERNELS)
 @pytest.mark.one_in(3)
 def test_rows_of_each_type_and_width_are_where_numpy_has_them(
     backend: CudaBackend, dtype: str, width: int, *, stepping: bool

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dtypes import DTYPES_BY_NAME
+from dtypes import DTYPES_BY_NAME, TYPES_OF_KERNELS
 from emulator.emulator import EmulatorLauncher
 from every_kernel import kernels_without_rule
 from every_optimizer import update_rules
@@ -55,7 +55,7 @@ def kernels_are_compiled() -> None:
     EmulatorLauncher().prepare(
         [
             *kernels_without_rule(),
-            *(kernels.dense_update(ADAM, dtype) for dtype in DTYPES_BY_NAME),
+            *(kernels.dense_update(ADAM, dtype) for dtype in TYPES_OF_KERNELS),
         ]
     )
 
@@ -190,7 +190,7 @@ RUNS = [1, PIECE, PIECE + 1, STRETCH + 1] + (
 
 @pytest.mark.parametrize(
     ("run", "dtype"),
-    [(run, dtype) for run in RUNS for dtype in DTYPES_BY_NAME]
+    [(run, dtype) for run in RUNS for dtype in TYPES_OF_KERNELS]
     + ([] if SANITIZED else [(70_000, "float32")]),
 )
 def test_runs_of_any_length_are_summed_in_the_documented_order(run: int, dtype: str) -> None:
@@ -254,7 +254,7 @@ class Guarded:
             assert np.all(block[last:] == self.CANARY)
 
 
-@pytest.mark.parametrize("dtype", DTYPES_BY_NAME)
+@pytest.mark.parametrize("dtype", TYPES_OF_KERNELS)
 def test_arrays_at_any_offset_get_the_bits_of_aligned_ones(dtype: str) -> None:
     arrays = Arrays(ADAM, dtype)
     scalars = arrays.scalars()
@@ -307,7 +307,7 @@ struct ThreadOf {
 
 
 @pytest.mark.skipif(SANITIZED, reason="is about speed")
-@pytest.mark.parametrize("dtype", DTYPES_BY_NAME)
+@pytest.mark.parametrize("dtype", TYPES_OF_KERNELS)
 def test_one_thread_updates_a_pack_where_variable_and_slots_begin_alike(
     dtype: str, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from dtypes import DTYPES_BY_NAME
+from dtypes import DTYPES_BY_NAME, TYPES_OF_KERNELS
 from emulator.emulator import EmulatorLauncher
 
 from gpuopt.backends.backend import compute_type
@@ -34,8 +34,8 @@ def kernels_are_compiled() -> None:
     EmulatorLauncher().prepare(
         [
             *(kernels.add_squares(real) for real in ("float32", "float64")),
-            *(kernels.sum_squares(dtype) for dtype in DTYPES_BY_NAME),
-            *(kernels.scale_to_norm(dtype) for dtype in DTYPES_BY_NAME),
+            *(kernels.sum_squares(dtype) for dtype in TYPES_OF_KERNELS),
+            *(kernels.scale_to_norm(dtype) for dtype in TYPES_OF_KERNELS),
         ]
     )
 
@@ -49,7 +49,7 @@ def arrays_of(dtype: Any) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda each: each.name)
-@pytest.mark.parametrize("dtype", DTYPES_BY_NAME)
+@pytest.mark.parametrize("dtype", TYPES_OF_KERNELS)
 def test_norms_and_what_they_scale_are_numpys(dtype: str, clipping: Clipping, order: int) -> None:
     launcher = EmulatorLauncher(seed=order)
     norms = CudaNorms(launcher)

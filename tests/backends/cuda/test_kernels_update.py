@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from dtypes import DTYPES_BY_NAME
+from dtypes import DTYPES_BY_NAME, TYPES_OF_KERNELS
 from emulator.emulator import EmulatorLauncher
 from every_kernel import kernels_of, kernels_without_rule
 from every_optimizer import rules_of_each_shape, rules_of_other_rows_alone, update_rules
@@ -56,7 +56,7 @@ ORDERS = [7] if SANITIZED else [0, 1, 7]
 INDICES = [np.int64] if SANITIZED else [np.int32, np.int64]
 # Which threads meet does not depend on what an element is.
 OF_THREADS = os.environ.get("GPUOPT_EMULATOR_SANITIZE") == "thread"
-DTYPES = ["float32"] if OF_THREADS else [*DTYPES_BY_NAME]
+DTYPES = ["float32"] if OF_THREADS else TYPES_OF_KERNELS
 HEIGHTS = [1, 2, 255, 256, 257, 2**16, 2**24 + 1, 2**31, 2**32, 2**40]
 FEW_RULES = SANITIZED or bool(os.environ.get("GPUOPT_FEW_RULES"))
 RULES = (
