@@ -126,17 +126,8 @@ def _make_pairs() -> Iterator[Workload]:
     }
     for name, (what, step, others) in cases.items():
         contenders = {"gpuopt": step, _DENSE: _step(dense), **others}
-        for contender in contenders.values():
-            for _ in range(_WARM_UP):
-                contender()
-        yield Workload(
-            name=name,
-            description=f"Momentum on {_VARIABLES:,} variables of {_FLOATS} floats; {what}",
-            # Gradient, slot and weight are read; slot and weight are written.
-            bytes_moved=_VARIABLES * _FLOATS * 4 * 5,
-            operations=_VARIABLES,
-            contenders=contenders,
-        )
+        described = f"{_VARIABLES:,} variables of {_FLOATS} floats; {what}"
+        yield _make_workload(name, described, _VARIABLES, contenders)
 
 
 def _make_tree(name: str, what: str, make_leaf: Callable[[Any], Any]) -> Workload:
@@ -152,14 +143,23 @@ def _make_tree(name: str, what: str, make_leaf: Callable[[Any], Any]) -> Workloa
         "gpuopt": lambda: optimizer.update(params, grads),
         _LISTED: _step(pairs),
     }
+    described = f"{_LAYERS} layers of W and b of {_FLOATS} floats; {what}"
+    return _make_workload(name, described, 2 * _LAYERS, contenders)
+
+
+def _make_workload(
+    name: str, described: str, num_variables: int, contenders: dict[str, Step]
+) -> Workload:
+    """Warms contenders up, which step variables as described."""
     for contender in contenders.values():
         for _ in range(_WARM_UP):
             contender()
     return Workload(
         name=name,
-        description=f"Momentum on {_LAYERS} layers of W and b of {_FLOATS} floats; {what}",
-        bytes_moved=2 * _LAYERS * _FLOATS * 4 * 5,
-        operations=2 * _LAYERS,
+        description=f"Momentum on {described}",
+        # Gradient, slot and weight are read; slot and weight are written.
+        bytes_moved=num_variables * _FLOATS * 4 * 5,
+        operations=num_variables,
         contenders=contenders,
     )
 
