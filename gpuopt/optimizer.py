@@ -34,7 +34,7 @@ from gpuopt.step.loss import (
 )
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.one_by_one import update_one_by_one
-from gpuopt.step.pairs import Gradient, as_list
+from gpuopt.step.pairs import Gradient, as_sequence
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.report import Report, reporting
 from gpuopt.step.rounding import StochasticRounding
@@ -351,11 +351,15 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             return
         if self._on_nonfinite == "propagate":
             step = Step(self, global_step, name or self._name)
-            given = grads_and_vars if type(grads_and_vars) is list else as_list(grads_and_vars)
+            given = grads_and_vars
+            if type(given) is not list:
+                given = as_sequence(given)
             with step.watched:
                 step.run(self._checked_updates(given))
             return
-        step_if_finite = partial(self._step_if_finite, as_list(grads_and_vars), global_step, name)
+        step_if_finite = partial(
+            self._step_if_finite, as_sequence(grads_and_vars), global_step, name
+        )
         self._on_gpu.call(step_if_finite, partial(self._key_on_gpu, global_step))
 
     def update(
@@ -396,9 +400,9 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         if replica_context().strategy is not None:
             self.apply_gradients(paired(params, grads), global_step)
             return params
-        pairs = self._leaves.find(params, grads, name)
-        if pairs is not None:
-            self.apply_gradients(pairs, global_step)
+        known = self._leaves.find(params, grads, name)
+        if known is not None:
+            self.apply_gradients(known, global_step)
         elif not name and is_leaf(params):
             self.apply_gradients([(grads, params)], global_step)
         else:
@@ -408,7 +412,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             keep()
         return params
 
-    def _step_if_finite(self, given: list[Any], global_step: Any, name: str | None) -> None:
+    def _step_if_finite(self, given: Sequence[Any], global_step: Any, name: str | None) -> None:
         step = Step(self, global_step, name or self._name)
         with step.watched:
             updates, takes_norms = self._checked_updates(given), self._takes_norms()
@@ -575,7 +579,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         """
         accept_steps_of(self.owner_of_state.state)
 
-    def _checked_updates(self, given: list[Any]) -> Updates:
+    def _checked_updates(self, given: Sequence[Any]) -> Updates:
         """Checks what a user passes to `apply_gradients`: nothing is written yet."""
         return HookUpdates(self, given)
 

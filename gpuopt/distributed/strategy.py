@@ -26,7 +26,7 @@ from gpuopt.distributed.mirrored import (
 from gpuopt.distributed.reduction import Mark, bring_to, sum_over_ranks
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
 from gpuopt.optimizer import Optimizer
-from gpuopt.step.pairs import Gradient, as_list, as_pairs
+from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import ReplicaContext, in_replica
 from gpuopt.step.updates import pairs_for
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -304,7 +304,7 @@ class MirroredStrategy:
         place = self.communicator.local.rank
         pairs = [
             (gradient, v.replicas[place] if isinstance(v, MirroredVariable) else v)
-            for gradient, v in as_pairs(as_list(grads_and_vars))
+            for gradient, v in as_pairs(as_sequence(grads_and_vars))
         ]
         gradients, variables = [], []
         for gradient, variable in pairs_for(optimizer, pairs):

@@ -15,7 +15,7 @@ from gpuopt.variables.variable import Variable
 class ChoosingOptimizer(HookOptimizer, Protocol):
     """The part of an optimizer that `ChosenUpdates` uses."""
 
-    def _checked_updates(self, given: list[Any]) -> Updates: ...
+    def _checked_updates(self, given: Sequence[Any]) -> Updates: ...
 
 
 class ChosenUpdates:

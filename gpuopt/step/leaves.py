@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.locks import Lock
 from gpuopt.state.state import State
-from gpuopt.step.pairs import raise_naming
+from gpuopt.step.pairs import Zipped, raise_naming
 from gpuopt.trees import Tree, Walk, describe_difference, flatten, walk_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity, move_identity
@@ -36,7 +36,7 @@ class Leaves:
         self._trees: dict[str, _NamedTree] = {}
         self._guard = Lock("the trees of an optimizer")
 
-    def find(self, params: Any, grads: Any, name: str) -> Pairs | None:
+    def find(self, params: Any, grads: Any, name: str) -> Zipped | None:
         """Returns the pairs of a step of the same arrays as before; None for others.
 
         Args:
@@ -53,7 +53,7 @@ class Leaves:
         if not _NODES.isdisjoint(map(type, gradients)):
             return None
         tree.num_returns = 0
-        return list(zip(gradients, tree.variables, strict=True))
+        return Zipped(gradients, tree.variables)
 
     def prepare(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from gpuopt.variables.variable import Variable
 class UpdatingOptimizer(HookOptimizer, Protocol):
     """The part of an optimizer that `update_one_by_one` uses."""
 
-    def _checked_updates(self, given: list[Any]) -> Updates: ...
+    def _checked_updates(self, given: Sequence[Any]) -> Updates: ...
 
 
 def update_one_by_one(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, overload
 
 import numpy as np
 
@@ -25,6 +25,29 @@ HOW_TO_PASS = (
     "update(params, grads) takes lists and dicts of arrays as they are"
 )
 _NO_CAST = "No gradient is cast: use gradient.astype(...)."
+
+
+class Zipped(Sequence[tuple[Any, Any]]):
+    """The (gradient, variable) pairs of two lists, which steps read without making the pairs."""
+
+    def __init__(self, gradients: list[Any], variables: list[Any]) -> None:
+        self.gradients = gradients
+        self.variables = variables
+
+    def __len__(self) -> int:
+        return len(self.gradients)
+
+    @overload
+    def __getitem__(self, position: int) -> tuple[Any, Any]: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[tuple[Any, Any]]: ...
+    def __getitem__(self, position: int | slice) -> Any:
+        if isinstance(position, slice):
+            return list(zip(self.gradients[position], self.variables[position], strict=True))
+        return self.gradients[position], self.variables[position]
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return zip(self.gradients, self.variables, strict=True)
 
 
 def checked_pairs(
@@ -48,7 +71,7 @@ def checked_pairs(
             fit; the message names the variable.
     """
     unchecked = [
-        unpack_pair(position, pair) for position, pair in enumerate(as_list(grads_and_vars))
+        unpack_pair(position, pair) for position, pair in enumerate(as_sequence(grads_and_vars))
     ]
     # Not by a generator: an exception from a signal handler in one that `all` has left is lost.
     if not [gradient for gradient, _ in unchecked if gradient is not None]:
@@ -59,13 +82,13 @@ def checked_pairs(
     return pairs
 
 
-def as_list(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Returns a list as it is, and makes a list of another iterable.
+def as_sequence(grads_and_vars: Iterable[tuple[Any, Any]]) -> Sequence[tuple[Any, Any]]:
+    """Returns a list or `Zipped` as it is, and makes a list of another iterable.
 
     Raises:
         TypeError: `grads_and_vars` is no iterable.
     """
-    if type(grads_and_vars) is list:
+    if isinstance(grads_and_vars, list | Zipped):
         return grads_and_vars
     if not is_iterable(grads_and_vars) or isinstance(grads_and_vars, Mapping):
         raise TypeError(
@@ -75,7 +98,7 @@ def as_list(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return list(grads_and_vars)
 
 
-def as_pairs(given: list[Any]) -> list[tuple[Any, Any]]:
+def as_pairs(given: Sequence[Any]) -> list[tuple[Any, Any]]:
     """Returns tuples of two.
 
     Raises:

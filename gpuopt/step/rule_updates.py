@@ -32,7 +32,13 @@ from gpuopt.step.known import Group
 from gpuopt.step.late_sums import LateSums
 from gpuopt.step.nonfinite import describe_first
 from gpuopt.step.overlap import refuse_shared_memory
-from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
+from gpuopt.step.pairs import (
+    Zipped,
+    as_pairs,
+    checked_gradient,
+    refuse_no_gradients,
+    unpack_pair,
+)
 from gpuopt.step.parts import Part, Unit, names_of, units_of
 from gpuopt.step.rounding import check_not_float16
 from gpuopt.step.rule_protocol import RuleOptimizer
@@ -66,7 +72,7 @@ class RuleUpdates:
     gpu_decides: Lock | None = None
     has_rows_on_a_gpu = False
 
-    def __init__(self, optimizer: RuleOptimizer, given: list[Any]) -> None:
+    def __init__(self, optimizer: RuleOptimizer, given: Sequence[Any]) -> None:
         """Divides the pairs into parts and checks them; recognised pairs need few checks."""
         self._optimizer = optimizer
         self.takes_wide = wide_gradients.takes_wide is optimizer
@@ -532,8 +538,10 @@ def _chosen(
     return some, theirs, at
 
 
-def _unzip(given: list[Any]) -> tuple[list[tuple[Any, Any]], list[Any], list[Any]]:
-    """Returns tuples of two: the given list if its items are such, and their first and second."""
+def _unzip(given: Sequence[Any]) -> tuple[Sequence[tuple[Any, Any]], list[Any], list[Any]]:
+    """Returns tuples of two: the given ones if they are such, and their first and second."""
+    if type(given) is Zipped:
+        return given, given.gradients, given.variables
     if set(map(type, given)) != {tuple}:
         given = as_pairs(given)
     try:

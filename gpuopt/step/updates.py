@@ -141,7 +141,7 @@ class HookUpdates:
     gpu_decides: Lock | None = None
     unscaled_by: float | None = None
 
-    def __init__(self, optimizer: HookOptimizer, given: list[Any]) -> None:
+    def __init__(self, optimizer: HookOptimizer, given: Sequence[Any]) -> None:
         self._optimizer = optimizer
         self.takes_wide = this_thread.takes_wide is optimizer
         if self.takes_wide:

@@ -19,7 +19,7 @@ from gpuopt.optimizers.base.weight_decay import WeightDecay
 from gpuopt.step import wide_gradients
 from gpuopt.step.late_sums import LateSums
 from gpuopt.step.nonfinite import first_nonfinite
-from gpuopt.step.pairs import Gradient, as_list, as_pairs
+from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.updates import Pair, pairs_for
@@ -206,7 +206,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         Besides what `Optimizer.apply_gradients` raises.
         """
         self._refuse_nested()
-        given, loss_scale = as_list(grads_and_vars), checked_loss_scale(loss_scale)
+        given, loss_scale = as_sequence(grads_and_vars), checked_loss_scale(loss_scale)
         strategy = strategy_of_replica(self)
         if strategy is not None:
             if loss_scale is not None:
@@ -345,7 +345,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         return at_least_1("accumulation_steps", steps()) if callable(steps) else steps
 
     def _call_in_replica(
-        self, strategy: MirroredStrategy, given: list[Any] | None, global_step: Any, name: Any
+        self, strategy: MirroredStrategy, given: Sequence[Any] | None, global_step: Any, name: Any
     ) -> None:
         """Does one replica's part of `apply_gradients`, or of `apply_accumulated`.
 

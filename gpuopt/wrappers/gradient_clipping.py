@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.clipping import clip_by_global_norm
-from gpuopt.step.pairs import Gradient, as_list, as_pairs, checked_gradient, unpack_pair
+from gpuopt.step.pairs import Gradient, as_pairs, as_sequence, checked_gradient, unpack_pair
 from gpuopt.variables.operators import reading
 from gpuopt.variables.variable import FLOAT_DTYPES
 from gpuopt.wrappers.base import checked_number
@@ -41,7 +41,7 @@ def clip_gradients_by_global_norm(
     checked_number("clip_norm", clip_norm)
     if not 0 < clip_norm < np.inf:
         raise ValueError(f"clip_norm must be above 0 and finite, got {clip_norm!r}")
-    given = as_pairs(as_list(gradients_variables))
+    given = as_pairs(as_sequence(gradients_variables))
     unpacked = [unpack_pair(position, pair) for position, pair in enumerate(given)]
     gradients = [
         None if gradient is None else checked_gradient(gradient, variable, FLOAT_DTYPES, True)

@@ -29,7 +29,7 @@ from gpuopt.step import additions
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.device_scaling import DeviceScale, DeviceScaling, Key, reciprocal_on
 from gpuopt.step.loss import GATE_OP, checked_gate
-from gpuopt.step.pairs import Gradient, as_list, as_pairs
+from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.unscaled import unscaled
@@ -242,11 +242,11 @@ class LossScaleOptimizer(StepWrapper):
         context = replica_context()
         if context.strategy is not None and not skip_gradients_aggregation:
             if loss_scale is not None:
-                grads_and_vars = unscaled_pairs(as_pairs(as_list(grads_and_vars)), loss_scale)
+                grads_and_vars = unscaled_pairs(as_pairs(as_sequence(grads_and_vars)), loss_scale)
             # The strategy adds up the replicas' gradients, and calls this again.
             Optimizer.apply_gradients(self, grads_and_vars, global_step, name)
             return
-        pairs = as_list(grads_and_vars)
+        pairs = as_sequence(grads_and_vars)
         step = partial(
             super().apply_gradients, pairs, global_step, name, skip_gradients_aggregation
         )

@@ -534,3 +534,23 @@ def test_an_array_of_another_device_is_refused_by_its_path() -> None:
     with pytest.raises(ValueError, match=r'the array at "w" has .* is on gpu:0; the one before'):
         optimizer.update(moved, on_gpu({"w": np.ones(2, np.float32)}))
     assert moved["w"].get().tolist() == params["w"].tolist()
+
+
+def test_an_overridden_apply_gradients_gets_pairs_in_each_call() -> None:
+    seen = []
+
+    class Doubling(gpuopt.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars: Any, *rest: Any, **named: Any) -> None:
+            pairs = [(2 * gradient, variable) for gradient, variable in grads_and_vars]
+            seen.append([grads_and_vars[1], *grads_and_vars[:1], *grads_and_vars])
+            assert len(grads_and_vars) == len(pairs)
+            super().apply_gradients(pairs, *rest, **named)
+
+    optimizer, params = Doubling(0.25), [np.zeros(2, np.float32), np.zeros(3, np.float32)]
+    grads = [np.ones(2, np.float32), np.ones(3, np.float32)]
+    for _ in range(3):
+        optimizer.update(params, grads)
+    for in_call in seen:
+        assert [gradient.size for gradient, _ in in_call] == [3, 2, 2, 3]
+        assert [variable.name for _, variable in in_call] == ["1", "0", "0", "1"]
+    assert [float(array[0]) for array in params] == [-1.5, -1.5]

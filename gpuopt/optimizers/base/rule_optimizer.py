@@ -607,7 +607,7 @@ class RuleOptimizer(Optimizer):
         updates.check()
         call_user_code(quietly, updates.write, is_ours=True)
 
-    def _checked_updates(self, given: list[Any]) -> Updates:
+    def _checked_updates(self, given: Sequence[Any]) -> Updates:
         if not self._overrides_apply_hook():
             return RuleUpdates(self, given)
         refuse_options(self)
