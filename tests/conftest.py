@@ -18,6 +18,7 @@ import browser
 import driver
 import fake_cupy
 import gpu_streams
+import kinds
 import mpi_job
 import one_in
 import peers
@@ -110,7 +111,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out cases of tests that are marked `one_in(n)`, unless somebody names what to run."""
+    """Marks tests with their kinds, and leaves out cases of those marked `one_in(n)`.
+
+    Where somebody names what to run, no case is left out.
+    """
+    kinds.mark(items)
     # run.py runs tests that need several GPUs next. Tests that run pytest must not write it, too.
     if listed := os.environ.pop("GPUOPT_LIST_OF_FILES", None):
         files = {str(item.path) for item in items if item.get_closest_marker("gpus")}

@@ -16,6 +16,8 @@ from gpuopt import IndexedSlices, Variable
 from gpuopt.step.replica_context import ReplicaContext, in_replica
 from gpuopt.variables.recording import recorder
 
+pytestmark = pytest.mark.value
+
 
 def test_gradients_of_a_model_are_right(language: Language) -> None:
     model = Model(language)

@@ -18,6 +18,8 @@ from gpuopt import Device, Variable
 from gpuopt.autodiff import tracing
 from gpuopt.autodiff.autograd_engine import AutogradEngine
 
+pytestmark = pytest.mark.value
+
 _rng = np.random.default_rng(0)
 X = _rng.uniform(0.5, 1.5, (4, 6))
 W = _rng.normal(size=(6, 3))

@@ -15,6 +15,8 @@ import gpuopt
 from gpuopt import Variable
 from gpuopt.variables.recording import recorder
 
+pytestmark = pytest.mark.contract
+
 
 def test_gates_lead_to_the_same_bits(language: Language) -> None:
     ends = []

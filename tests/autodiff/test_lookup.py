@@ -12,6 +12,8 @@ from losses import Language, dense, gradients_of
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 
+pytestmark = pytest.mark.contract
+
 
 def test_lookups_of_one_table_join_and_beside_a_dense_read_become_dense(
     language: Language,

@@ -14,6 +14,8 @@ from losses import Language, gradients_of, sgd
 import gpuopt
 from gpuopt import Variable
 
+pytestmark = pytest.mark.contract
+
 _BUFFER = np.zeros(3, np.float32)
 
 

@@ -21,7 +21,7 @@ from bench.launches import (
 )
 from bench.page import replace_between
 
-pytestmark = [pytest.mark.gpu, pytest.mark.driver]
+pytestmark = [pytest.mark.internal, pytest.mark.gpu, pytest.mark.driver]
 
 UPDATE, OF_GROUPS = "dense_update", "dense_update_of_groups"
 # Rules that sum over variables and gradients: these are read twice, and the slot once. Launches,

@@ -10,6 +10,8 @@ import pytest
 
 from bench import step_path
 
+pytestmark = pytest.mark.internal
+
 
 def calls_in(step: Any) -> int:
     """Counts the functions that are entered."""

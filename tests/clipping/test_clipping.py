@@ -434,6 +434,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
 ]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(("call", "error", "message"), REFUSED)
 def test_wrong_arguments_are_refused_by_name(
     call: Callable[[], Any], error: type[Exception], message: str

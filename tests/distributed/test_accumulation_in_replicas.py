@@ -22,6 +22,8 @@ from gpuopt import GradientAccumulationOptimizer, MirroredStrategy, Variable
 from gpuopt.distributed.reduction import sum_over_ranks
 from gpuopt.step.replica_context import replica_context
 
+pytestmark = pytest.mark.value
+
 UPDATES = range(3), range(3, 6), range(6, NUM_CALLS)
 
 

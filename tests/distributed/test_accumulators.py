@@ -246,6 +246,7 @@ def test_a_global_step_that_goes_back_is_logged_and_takes_effect(
 # Waiting.
 
 
+@pytest.mark.internal
 def test_takes_are_served_in_the_order_they_were_called() -> None:
     accumulator = ConditionalAccumulator(np.float32, ())
     first = in_thread(lambda: accumulator.take_grad(2, LONG_S))
@@ -261,6 +262,7 @@ def test_takes_are_served_in_the_order_they_were_called() -> None:
     assert second() == 7
 
 
+@pytest.mark.internal
 def test_a_take_that_gives_up_lets_the_next_one_through() -> None:
     accumulator = ConditionalAccumulator(np.float32, ())
     first = in_thread(lambda: accumulator.take_grad(2, 4 * SOON_S))
@@ -273,6 +275,7 @@ def test_a_take_that_gives_up_lets_the_next_one_through() -> None:
     assert second() == 1
 
 
+@pytest.mark.internal
 def test_closing_cancels_waiting_takes_and_later_calls() -> None:
     accumulator = ConditionalAccumulator(np.float32, (), name="w/grad_accum")
     take = in_thread(lambda: accumulator.take_grad(1, LONG_S))
@@ -283,12 +286,14 @@ def test_closing_cancels_waiting_takes_and_later_calls() -> None:
             call()
 
 
+@pytest.mark.internal
 @pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan")])
 def test_nothing_waits_for_ever(timeout_s: float) -> None:
     with pytest.raises(ValueError, match="timeout_s"):
         ConditionalAccumulator(np.float32).take_grad(1, timeout_s)
 
 
+@pytest.mark.internal
 def test_concurrent_gradients_are_all_counted() -> None:
     accumulator = ConditionalAccumulator(np.float64, (), "SUM")
     joins = [

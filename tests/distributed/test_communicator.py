@@ -60,6 +60,7 @@ kinds_and_sizes = pytest.mark.parametrize(("kind", "size"), KINDS_AND_SIZES)
 in_this_process = pytest.mark.skipif(JOB_SIZE > 0, reason="it is about the ranks of one process")
 
 
+@pytest.mark.value
 @kinds_and_sizes
 @pytest.mark.parametrize("op", ["sum", "min", "max"])
 def test_all_reduce_folds_in_rank_order_to_the_same_bits(kind: str, size: int, op: Any) -> None:
@@ -78,6 +79,7 @@ def test_all_reduce_folds_in_rank_order_to_the_same_bits(kind: str, size: int, o
     assert not any(np.shares_memory(*pair) for pair in zip(results, arrays, strict=True))
 
 
+@pytest.mark.value
 @pytest.mark.parametrize(
     ("kind", "size"),
     [with_marks(kind, size, ranks=size) for kind, size in KINDS_AND_NUMBERS if size in (1, 3)],
@@ -108,6 +110,7 @@ def test_buckets_change_the_messages_and_not_the_sums(
             assert np.array_equal(got, expected)
 
 
+@pytest.mark.value
 @kinds_and_sizes
 @pytest.mark.parametrize(
     "dtype",
@@ -136,6 +139,7 @@ def test_any_dtype_is_summed_to_the_bits_of_a_sequential_replay(
         assert same_sums(kind, size, results, expected)
 
 
+@pytest.mark.value
 @kinds_and_sizes
 def test_a_batch_is_summed_to_the_bits_of_a_sequential_replay(kind: str, size: int) -> None:
     rng = np.random.default_rng(size)

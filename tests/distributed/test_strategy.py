@@ -54,6 +54,7 @@ def rank() -> int:
     return replica_context().replica_id
 
 
+@pytest.mark.value
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize(
     "make", [sgd, lambda: gpuopt.AdamOptimizer(0.1), lambda: gpuopt.MomentumOptimizer(0.1, 0.9)]
@@ -113,6 +114,7 @@ def test_each_copy_has_slots_and_the_optimizers_own_variables_are_shared(
     assert optimizer.variables()[0].numpy() == np.float32(0.9) * np.float32(0.9)
 
 
+@pytest.mark.value
 def test_gradients_are_summed_and_none_is_left_out(make_strategy: Make) -> None:
     strategy = make_strategy(["cpu"] * 3)
     w, idle = strategy.variable([0.0, 0.0], name="w"), strategy.variable([1.0], name="idle")
@@ -158,6 +160,7 @@ def test_the_cross_replica_context_wants_distributed_apply(make_strategy: Make) 
     optimizer.apply_gradients([(np.ones(1, np.float32), w.replicas[0])])
 
 
+@pytest.mark.value
 def test_batch_reduce_to_sums_for_every_replica(make_strategy: Make) -> None:
     strategy = make_strategy(["cpu", "cpu"])
     w = strategy.variable([0.0, 0.0], name="w")
@@ -429,6 +432,7 @@ def test_a_mirrored_variable_as_a_whole_is_refused_with_a_word_about_its_copies(
         optimizer.apply_gradients([(np.ones(2, np.float32), w)])
 
 
+@pytest.mark.value
 def test_uneven_batches_count_by_their_examples(make_strategy: Make) -> None:
     inputs = np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)
     strategy = make_strategy(["cpu"] * 3)
@@ -481,6 +485,7 @@ def test_what_fails_in_one_rank_alone_is_told_to_the_others_and_training_goes_on
     assert strategy.run(train).values == (("ZeroDivisionError: division by zero", 5), (told, 5))
 
 
+@pytest.mark.value
 def test_a_norm_counts_each_gradient_of_several_copies_once() -> None:
     strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
     v = strategy.variable(np.zeros(2, np.float32), name="v")

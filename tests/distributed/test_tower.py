@@ -110,6 +110,7 @@ CASES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("case", read_json("tower_errors.json"), ids=lambda case: case["case"])
 def test_refuses_and_accepts_what_tensorflow_does(case: dict[str, Any]) -> None:
     kinds = {None: (), "ValueError": ValueError, "IndexError": IndexError}
@@ -294,6 +295,7 @@ def test_a_failed_tower_updates_nothing_and_leaves_nothing_behind() -> None:
     assert w.numpy().tolist() == [-2, -2]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("gate", [0, 1, 2])
 @pytest.mark.filterwarnings("ignore:GATE_NONE gives way")
 def test_a_bare_optimizer_is_refused_by_every_gate(gate: int) -> None:
@@ -307,6 +309,7 @@ def test_a_bare_optimizer_is_refused_by_every_gate(gate: int) -> None:
     assert w.numpy().tolist() == [0, 0]
 
 
+@pytest.mark.contract
 def test_wrong_towers_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one device"):
         replicate(print, Reduction.SUM, [])

@@ -9,6 +9,8 @@ import pytest
 from fuzzing import model, program
 from fuzzing.settings import HOST
 
+pytestmark = pytest.mark.internal
+
 
 def test_a_failing_program_says_how_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = model.Momentum.rule

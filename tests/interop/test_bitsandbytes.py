@@ -12,6 +12,8 @@ import gpuopt
 from gpuopt import Variable
 from gpuopt.rules.slot_codes import CodedValues, Coding, decoded, encoded
 
+pytestmark = pytest.mark.value
+
 SIZES = [(5000,), (20, 300), (4096,)]
 KINDS = ["AdamW", "Lion", "SGD"]
 THEIRS: dict[str, Callable[[Any, Any], Any]] = {

@@ -10,7 +10,7 @@ import pytest
 
 import gpuopt
 
-pytestmark = pytest.mark.jax
+pytestmark = [pytest.mark.value, pytest.mark.jax]
 
 
 def variables() -> dict[str, gpuopt.Variable]:

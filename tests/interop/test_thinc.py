@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-pytestmark = pytest.mark.thinc
+pytestmark = [pytest.mark.value, pytest.mark.thinc]
 
 # On both sides: moments of float32, rounded in another order.
 WITHIN = 1e-6

@@ -12,6 +12,8 @@ from gpuopt.backends import to_device
 from gpuopt.device import Device
 from gpuopt.interop.thinc_updates import Formula, Parameter, Settings, Updates
 
+pytestmark = pytest.mark.value
+
 SHAPES = [(40, 30), (30,), (2, 3, 4), (1,), (7, 1), (5,), (3,)]
 STEPS = 12
 

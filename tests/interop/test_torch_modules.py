@@ -11,7 +11,7 @@ import gpuopt
 from gpuopt.interop import gradients_of_module, variables_of_module
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.value, pytest.mark.torch]
 
 
 def module(dtype: Any = None) -> Any:

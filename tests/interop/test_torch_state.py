@@ -11,6 +11,8 @@ import pytest
 import gpuopt
 from gpuopt import Variable, optimizer_from_torch, optimizer_to_torch
 
+pytestmark = pytest.mark.value
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 # torch's optimizer, its settings, and what is gpuopt's.

@@ -22,6 +22,8 @@ from gpuopt.backends import to_device
 from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
 
+pytestmark = pytest.mark.value
+
 SHAPES = [(3, 4), (), (0,), (70, 50), (5,), (131, 257)]
 GPU = Device.parse("gpu:0")
 

@@ -15,6 +15,8 @@ from gpuopt import Variable
 from gpuopt.optimizers.base import Common, Hyperparameter, HyperparameterName, RuleOptimizer
 from gpuopt.optimizers.base.hyperparameters import OfGroup
 
+pytestmark = pytest.mark.contract
+
 if TYPE_CHECKING:
     from elsewhere import Unknown
 

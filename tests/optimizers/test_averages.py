@@ -16,6 +16,8 @@ from stages import STAGES
 import gpuopt
 from gpuopt import ExponentialMovingAverage, IndexedSlices, Variable
 
+pytestmark = pytest.mark.value
+
 SHAPES = [(3, 4), (), (70, 50), (0,), (5,)]
 
 
@@ -281,6 +283,7 @@ def test_evaluation_may_swap_values_in_and_out() -> None:
     assert (average.numpy() == -2.25).all()
 
 
+@pytest.mark.contract
 def test_a_saver_brings_averages_back(tmp_path: Path) -> None:
     def steps(path: str | None) -> bytes:
         w = Variable(np.zeros(4, np.float32), name="saved")
@@ -302,12 +305,14 @@ def test_a_saver_brings_averages_back(tmp_path: Path) -> None:
     assert steps(str(tmp_path / "model")) == expected
 
 
+@pytest.mark.contract
 def test_what_is_no_moving_average_is_refused() -> None:
     for wrong in (0.999, "EMA", ExponentialMovingAverage, object()):
         with pytest.raises(TypeError, match="averages must be an ExponentialMovingAverage, or No"):
             gpuopt.AdamOptimizer(averages=wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.contract
 def test_an_average_that_is_also_trained_is_refused() -> None:
     w = Variable(np.zeros(2, np.float32), name="trained")
     averages = ExponentialMovingAverage(0.5)
@@ -320,6 +325,7 @@ def test_an_average_that_is_also_trained_is_refused() -> None:
     assert (w.numpy() == 0).all()
 
 
+@pytest.mark.contract
 def test_a_class_that_overrides_a_hook_is_refused_by_name() -> None:
     class Own(gpuopt.AdamOptimizer):
         def _apply_dense(self, grad: Any, var: Variable) -> None:

@@ -16,6 +16,8 @@ from gpuopt import ExponentialMovingAverage, IndexedSlices, Variable
 from gpuopt.backends import to_device
 from gpuopt.device import Device
 
+pytestmark = pytest.mark.value
+
 # The loops around a rule depend on these.
 ON_DEVICES = ["plain", "decay, clip_norm, groups", "cautious", "sums, clip_norm"]
 ON_DEVICES += ["row-wise, clip_norm"]

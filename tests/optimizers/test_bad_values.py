@@ -22,6 +22,8 @@ from gpuopt import (
     Variable,
 )
 
+pytestmark = pytest.mark.contract
+
 RATE = 0.5
 BAD: dict[str, Any] = {
     "negative": -1.0,

@@ -11,6 +11,8 @@ from late_pairs import SLICES, Pair
 import gpuopt
 from gpuopt.optimizers.base import Movement, RuleOptimizer, Unnamed
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.mark.parametrize("array", [np.ones((4, 2), "f4"), "adopted"], ids=["raw", "adopted"])
 def test_arrays_are_refused_with_what_to_do(array: Any) -> None:

@@ -205,6 +205,7 @@ def test_large_and_small_variables_step_in_each_form(dtype: Any, every_cpu_form:
     check(optimizer, variables, expected)
 
 
+@pytest.mark.contract
 def test_a_state_tells_whether_steps_were_cautious() -> None:
     states = []
     for cautious in (False, True):
@@ -233,6 +234,7 @@ def of_sums(var: Any, grad: Any, m: Any, v: Any, *, learning_rate: Any, total: A
     var -= learning_rate * total * grad
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("users_rule", "words"),
     [

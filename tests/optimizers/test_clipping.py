@@ -342,6 +342,7 @@ def test_what_a_step_was_clipped_to_is_in_the_optimizers_state() -> None:
     again.load_state_dict(optimizer.state_dict())
 
 
+@pytest.mark.contract
 def test_a_saved_state_is_strict_json_whatever_is_clipped(tmp_path: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
@@ -365,6 +366,7 @@ def test_a_saved_state_is_strict_json_whatever_is_clipped(tmp_path: Path) -> Non
         gpuopt.Saver({"w": w}, optimizers=[optimizer]).restore(path)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("name", ["clip_norm", "clip_value"])
 @pytest.mark.parametrize("bad", [-1.0, math.nan])
 def test_limits_that_are_none_are_refused_by_name(name: str, bad: float) -> None:
@@ -380,6 +382,7 @@ def test_limits_that_are_none_are_refused_by_name(name: str, bad: float) -> None
         gpuopt.AdamOptimizer(0.1, **{name: "much"})
 
 
+@pytest.mark.contract
 def test_options_that_contradict_each_other_are_refused_by_name() -> None:
     both = "clip_norm=1.0 and clip_value=2.0 cannot both clip: give one of them"
     with pytest.raises(ValueError, match=both):
@@ -401,6 +404,7 @@ def test_options_that_contradict_each_other_are_refused_by_name() -> None:
         gpuopt.AdamOptimizer(0.1, clip_norm=1.0).apply_gradients([(np.ones(2, np.int32), whole)])
 
 
+@pytest.mark.contract
 def test_hooks_that_update_one_variable_are_not_clipped_in_silence() -> None:
     class Own(gpuopt.GradientDescentOptimizer):
         def _apply_dense(self, grad: Any, var: Variable) -> Any:
@@ -419,6 +423,7 @@ def test_a_variable_without_gradient_elements_has_a_norm_of_zero(dtype: Any) -> 
     assert optimizer.global_norm == 0
 
 
+@pytest.mark.contract
 def test_every_optimizer_takes_the_options() -> None:
     for name, cls in optimizer_classes().items():
         parameters = inspect.signature(cls).parameters
@@ -426,6 +431,7 @@ def test_every_optimizer_takes_the_options() -> None:
         assert defaults == [None, None, "tensorflow"], name
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(("bad", "shown"), [(-1, "-1"), (-0.5, "-0.5"), (np.nan, "nan")])
 def test_a_limit_below_0_is_shown_as_a_plain_number(bad: float, shown: str) -> None:
     for given in (bad, lambda: bad):

@@ -25,6 +25,8 @@ from gpuopt.backends.loss_scaling import Decision
 from gpuopt.device import Device
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
 
+pytestmark = pytest.mark.value
+
 SHAPES = [(3, 4), (), (0,), (70, 50), (5,), (131, 257)]
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "Adam": gpuopt.AdamOptimizer,

@@ -42,6 +42,7 @@ def state(optimizer: gpuopt.Optimizer, variable: Any) -> list[np.ndarray]:
     return [np.array(variable), *(slot.numpy() for slot in slots)]
 
 
+@pytest.mark.contract
 def test_every_optimizer_is_complete() -> None:
     """One module, one header, one textbook function, one export: names the missing piece."""
     for module in modules():
@@ -341,6 +342,7 @@ def test_two_optimizers_of_one_kind_share_no_state(name: str, arguments: dict[st
     assert np.array_equal(w.numpy(), b.numpy())
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("name", MOVING)
 def test_a_sparse_step_that_moves_all_rows_of_a_tall_table_hints_at_its_cost_once(
     name: str, caplog: pytest.LogCaptureFixture

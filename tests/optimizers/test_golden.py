@@ -45,6 +45,7 @@ def test_optimizer_steps_like_the_textbook(case: dict[str, Any]) -> None:
         assert error(got, expected) <= tolerance, key
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_slot_variables_are_named_like_tensorflows(case: dict[str, Any]) -> None:
     golden = GoldenCase(case)

@@ -22,6 +22,7 @@ def numbers(values: Any) -> np.ndarray:
     return np.array(values, dtype=object).astype(np.float64)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("key", read_json("structure.json"))
 def test_structure_is_tensorflows(key: str) -> None:
     expected = read_json("structure.json")[key]
@@ -195,6 +196,7 @@ def test_schedule_sees_the_global_step_before_it_grows() -> None:
         assert int(step) == expected["gs"]
 
 
+@pytest.mark.contract
 def test_gates_and_dtypes_are_tensorflows() -> None:
     misc = read_json("misc.json")
     gates = {name: getattr(gpuopt.Optimizer, f"GATE_{name}") for name in ("NONE", "OP", "GRAPH")}
@@ -253,6 +255,7 @@ def test_moving_average_follows_tensorflows(number: int) -> None:
     assert {v.name for v in gpuopt.global_variables()} - extra == set(case["all_variables"])
 
 
+@pytest.mark.contract
 def test_eager_mode_calls_return_none_and_refuse_a_loss_that_is_a_value() -> None:
     steps = read_json("trackable_eager.json")["steps"]
     [(expected_type, expected_message)] = [

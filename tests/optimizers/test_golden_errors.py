@@ -13,6 +13,8 @@ from golden_cases import exceptions, read_json
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 
+pytestmark = pytest.mark.contract
+
 # What TensorFlow's own exception types are here.
 COUNTERPARTS: dict[str, tuple[type[Exception], ...]] = {
     "InvalidArgumentError": (ValueError, IndexError),

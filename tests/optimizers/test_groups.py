@@ -375,6 +375,7 @@ def test_hyperparameters_are_read_and_set() -> None:
         of_adams["beta2"] = 0.5
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("name", "own", "expected"),
     [
@@ -397,6 +398,7 @@ def test_what_a_group_cannot_have_is_refused_by_name(
         make(name, ARGUMENTS.get(name, {}), groups=[ParameterGroup("bias", **own)])
 
 
+@pytest.mark.contract
 def test_what_is_no_group_is_refused() -> None:
     w = Variable(np.ones(2, np.float32), name="w")
     for error, given, expected in (
@@ -417,6 +419,7 @@ def test_what_is_no_group_is_refused() -> None:
             gpuopt.AdamOptimizer(groups=given)
 
 
+@pytest.mark.contract
 def test_a_variable_of_two_groups_and_a_pattern_of_none_are_refused_before_any_write() -> None:
     w, bias = (Variable(np.ones(2, np.float32), name=name) for name in ("w", "bias"))
     pairs = [(np.ones(2, np.float32), each) for each in (w, bias)]
@@ -452,6 +455,7 @@ def test_slots_of_others_do_not_stand_for_a_patterns_variable() -> None:
         optimizer.apply_gradients(pairs)
 
 
+@pytest.mark.contract
 def test_a_bad_number_of_a_groups_function_is_refused_with_the_groups_name() -> None:
     w = Variable(np.ones(2, np.float32), name="w")
     groups = [ParameterGroup("w", learning_rate=lambda: "fast")]
@@ -461,6 +465,7 @@ def test_a_bad_number_of_a_groups_function_is_refused_with_the_groups_name() -> 
     assert w.numpy()[0] == 1
 
 
+@pytest.mark.contract
 def test_a_group_shows_what_it_is_of_and_what_it_was_given() -> None:
     w, bias = (Variable(np.ones(2, np.float32), name=name) for name in ("w", "bias"))
     assert repr(ParameterGroup("w$", epsilon=0.5)) == "ParameterGroup('w$', epsilon=0.5)"
@@ -468,6 +473,7 @@ def test_a_group_shows_what_it_is_of_and_what_it_was_given() -> None:
     assert listed == "ParameterGroup(variables=['bias', 'w'], beta1=0.5)"
 
 
+@pytest.mark.internal
 def test_two_threads_set_two_hyperparameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """One in the middle of the other's setting."""
     optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
@@ -500,6 +506,7 @@ def test_a_pattern_may_wait_for_a_variable_that_this_step_does_not_update() -> N
     assert [each.numpy()[0] for each in (w, bias, later)] == [0.5, 0.75, 0.75]
 
 
+@pytest.mark.internal
 def test_groups_keep_neither_variables_nor_the_optimizer_alive() -> None:
     w, array = Variable(np.ones(2, np.float32), name="w"), np.ones(2, np.float32)
     optimizer = gpuopt.AdamOptimizer(
@@ -549,6 +556,7 @@ def powers(optimizer: Any) -> dict[str, float]:
     return {name: float(value) for name, value in optimizer.state_dict()["non_slots"].items()}
 
 
+@pytest.mark.contract
 def test_a_state_names_groups_and_their_powers(tmp_path: Any) -> None:
     def program() -> tuple[list[Variable], Any]:
         variables = [Variable(np.ones(2, np.float32), name=name) for name in ("w", "bias")]
@@ -573,6 +581,7 @@ def test_a_state_names_groups_and_their_powers(tmp_path: Any) -> None:
     np.testing.assert_equal((state_of(optimizer, variables), powers(optimizer)), expected)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("has_run", [False, True])
 @pytest.mark.parametrize("before", [[], ["a"], ["a", "b"]])
 @pytest.mark.parametrize("after", [[], ["b"], ["b", "a"]])
@@ -606,6 +615,7 @@ def test_a_state_is_restored_where_the_grouping_has_changed(
     assert powers(second) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.internal
 def test_a_step_that_is_interrupted_leaves_groups_their_powers() -> None:
     """A variable that is new has the optimizer look for the powers of all groups again."""
     gradient = np.ones(2, np.float32)
@@ -628,6 +638,7 @@ def test_a_step_that_is_interrupted_leaves_groups_their_powers() -> None:
     assert moment > 100
 
 
+@pytest.mark.contract
 def test_powers_that_no_run_makes_and_unknown_counts_are_refused() -> None:
     w = Variable(np.ones(3, np.float32), name="w")
     first = adam([ParameterGroup("w", beta1=0.5)])

@@ -10,6 +10,8 @@ import pytest
 
 import gpuopt
 
+pytestmark = pytest.mark.value
+
 GRADIENTS = np.random.default_rng(0).standard_normal((40, 5))
 DECAY, EPSILON = 0.01, 1e-8
 # Of numpy, because Python's numbers are rounded to float32.

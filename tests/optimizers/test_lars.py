@@ -149,6 +149,7 @@ def test_large_and_small_variables_step_in_each_form(
         np.testing.assert_allclose(got, expected["var"], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

@@ -30,6 +30,8 @@ from gpuopt.step import wide_gradients
 from gpuopt.step.late_sums import LateSums
 from gpuopt.wrappers.gradient_sums import GradientSums
 
+pytestmark = pytest.mark.value
+
 SHAPES: dict[str, tuple[int, ...]] = {"a": (3, 4), "b": (), "c": (0,), "d": (70, 50), "e": (5,)}
 BRAIN = np.dtype(ml_dtypes.bfloat16)
 ONE_GROUP = [ParameterGroup("[ad]", clip_norm=0.5)]
@@ -295,6 +297,7 @@ def test_user_code_in_an_update_may_make_a_step_of_the_optimizer_inside() -> Non
     np.testing.assert_allclose(other.numpy(), [-2, -2], rtol=1e-6)
 
 
+@pytest.mark.internal
 @pytest.mark.gpu
 @pytest.mark.usefixtures("every_schedule")
 def test_each_call_may_come_on_a_stream_of_its_own() -> None:
@@ -314,6 +317,7 @@ def test_each_call_may_come_on_a_stream_of_its_own() -> None:
         np.testing.assert_allclose(weight.numpy(), -(36 + 8 * position), rtol=1e-6)
 
 
+@pytest.mark.internal
 @pytest.mark.gpu
 @pytest.mark.usefixtures("every_schedule")
 def test_a_sum_that_is_read_on_another_stream_is_added_to_after_that() -> None:
@@ -360,6 +364,7 @@ def test_sums_of_which_some_begin_are_added_before_they_are_measured(
     assert [float(each.numpy()[0]) for each in variables] == [-1, -2, -2]
 
 
+@pytest.mark.internal
 @pytest.mark.emulator
 @pytest.mark.usefixtures("emulated_gpus")
 def test_a_handler_that_steps_another_optimizer_at_any_moment_adds_nothing_twice() -> None:
@@ -398,6 +403,7 @@ def test_a_gradient_in_the_memory_of_a_sum_that_gets_none_is_read_before_that_is
     np.testing.assert_allclose(second.numpy(), [-4, -8], rtol=1e-6)
 
 
+@pytest.mark.internal
 @pytest.mark.gpu
 @pytest.mark.usefixtures("every_schedule")
 def test_user_code_that_steps_another_optimizer_on_another_stream_leaves_the_sums_alone() -> None:
@@ -431,6 +437,7 @@ def test_the_step_of_their_optimizer_takes_them_once(monkeypatch: pytest.MonkeyP
     assert taken == [None, late, None]
 
 
+@pytest.mark.internal
 @pytest.mark.emulator
 @pytest.mark.usefixtures("emulated_gpus")
 def test_an_update_that_fails_before_its_step_leaves_none_to_the_next_step(

@@ -14,6 +14,8 @@ from every_optimizer import make
 import gpuopt
 from gpuopt import IndexedSlices, LossScaleOptimizer, ParameterGroup, Variable
 
+pytestmark = pytest.mark.value
+
 OPTIMIZERS: dict[str, Any] = {
     "Adam": gpuopt.AdamOptimizer,
     "LAMB": gpuopt.LAMBOptimizer,

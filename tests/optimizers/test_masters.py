@@ -25,6 +25,8 @@ from gpuopt.checkpoint.swapping_saver import SwappingSaver
 from gpuopt.device import Device
 from gpuopt.rules.split import split
 
+pytestmark = pytest.mark.value
+
 DTYPES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 # Of masters, and of the variables.
 KINDS = [("float32", DTYPES[0]), ("float32", DTYPES[1]), ("remainder", DTYPES[1])]
@@ -213,6 +215,7 @@ def test_nan_and_infinity_pass_between_a_variable_and_its_master() -> None:
     np.testing.assert_array_equal(w.numpy(), np.float16([np.inf, np.nan, 1]))
 
 
+@pytest.mark.internal
 def test_a_variable_follows_its_master_after_a_step_that_was_interrupted(form: str) -> None:
     w = Variable(np.ones(40, np.float16), name="w")
     table = Variable(np.ones((5, 3), np.float16), name="table")
@@ -272,6 +275,7 @@ def test_a_variable_that_is_written_is_left_alone_by_steps_of_others(masters: An
     np.testing.assert_array_equal(master_of(optimizer, w).numpy(), 2)
 
 
+@pytest.mark.internal
 @every_masters
 def test_what_is_written_while_the_two_are_made_to_agree_counts(
     masters: Any, monkeypatch: pytest.MonkeyPatch
@@ -295,6 +299,7 @@ def test_what_is_written_while_the_two_are_made_to_agree_counts(
     check_rounded(optimizer, w)
 
 
+@pytest.mark.internal
 @every_masters
 def test_what_was_assigned_counts_after_a_step_that_was_interrupted(masters: Any) -> None:
     w = Variable(np.ones(4, BFLOAT16))
@@ -314,6 +319,7 @@ def test_what_was_assigned_counts_after_a_step_that_was_interrupted(masters: Any
             break
 
 
+@pytest.mark.internal
 def test_who_looks_after_an_interrupted_step_sees_the_master() -> None:
     w = Variable(np.ones(4, BFLOAT16))
     optimizer = gpuopt.GradientDescentOptimizer(0.25, masters="remainder")
@@ -339,6 +345,7 @@ def refused(w: Any, optimizer: Any, error: type[Exception], says: str) -> None:
     assert optimizer.variables() == []
 
 
+@pytest.mark.contract
 def test_what_would_not_stay_in_step_is_refused_by_name() -> None:
     def adam(**more: Any) -> Any:
         return gpuopt.AdamOptimizer(masters="float32", **more)
@@ -376,6 +383,7 @@ def test_what_would_not_stay_in_step_is_refused_by_name() -> None:
     refused(Variable(np.ones(3, np.float16)), hooked, NotImplementedError, "has no master copies")
 
 
+@pytest.mark.contract
 def test_a_table_whose_rows_catch_up_has_no_master_under_another_optimizer() -> None:
     slices = IndexedSlices(np.ones((1, 2), np.float16), np.array([1]))
     table = Variable(np.ones((4, 2), np.float16), name="table")
@@ -478,6 +486,7 @@ def test_a_float32_run_takes_the_slots_of_one_with_masters() -> None:
     np.testing.assert_array_equal(master_of(optimizer, w).numpy(), wide.numpy())
 
 
+@pytest.mark.contract
 def test_a_state_without_hyperparameters_of_masters_has_no_slot_of_that_name() -> None:
     w, optimizer = Variable(np.ones(3, np.float16), name="w"), gpuopt.AdamOptimizer()
     one_step(w, optimizer)
@@ -585,6 +594,7 @@ def test_towers_move_a_master(masters: Any) -> None:
     assert (master_of(inner, w).numpy() != w.numpy()).any()
 
 
+@pytest.mark.contract
 def test_torch_keeps_no_masters() -> None:
     pytest.importorskip("torch")
     w, optimizer = Variable(np.ones(8, np.float16)), gpuopt.TorchAdamWOptimizer(masters="float32")
@@ -714,6 +724,7 @@ def test_averages_are_restored_with_masters_or_without(
     np.testing.assert_array_equal(restored.numpy(), saved.astype(restored.dtype))
 
 
+@pytest.mark.contract
 def test_another_variable_is_not_restored_in_another_type(tmp_path: Path) -> None:
     for dtypes in [(np.float32, BFLOAT16), (BFLOAT16, np.float32), (np.float32, np.int32)]:
         there, here = (Variable(np.ones(3, dtype)) for dtype in dtypes)

@@ -16,6 +16,8 @@ import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
 from gpuopt.rules.split import split
 
+pytestmark = pytest.mark.value
+
 DTYPES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 SHAPES = [(), (3,), (40,), (5, 3), (0,), (3000,)]
 

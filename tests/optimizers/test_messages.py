@@ -10,6 +10,8 @@ import pytest
 
 import gpuopt
 
+pytestmark = pytest.mark.contract
+
 PAIRS = r"zip\(gradients, variables\); update\(params, grads\) takes lists and dicts"
 
 

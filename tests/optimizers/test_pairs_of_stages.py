@@ -492,6 +492,7 @@ def test_two_stages_with_more_state_are_the_same_on_a_gpu(
     check(stages, "mixed", dtype, pytest.importorskip("cupy"))
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("stages", REFUSED, ids="+".join)
 def test_stages_that_contradict_each_other_are_refused_by_name(stages: tuple[str, str]) -> None:
     with pytest.raises((TypeError, ValueError), match=REFUSED[stages]):
@@ -543,6 +544,7 @@ BAD_VALUES: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("bad", [-1.0, np.nan])
 @pytest.mark.parametrize("stage", BAD_VALUES)
 def test_bad_values_are_refused_by_name_and_nothing_is_written(stage: str, bad: float) -> None:
@@ -561,6 +563,7 @@ def test_bad_values_are_refused_by_name_and_nothing_is_written(stage: str, bad: 
     assert not [variable for optimizer in made for variable in optimizer.variables()]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("stages", [(each,) for each in STAGES], ids="+".join)
 def test_a_variable_of_integers_is_refused_by_every_stage(stages: Sequence[str]) -> None:
     w, fine = Variable(np.ones(3, np.int32), name="integers"), Variable(np.ones(3, np.float32))

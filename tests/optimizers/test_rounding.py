@@ -15,6 +15,8 @@ import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
 from gpuopt.rules.rounded import BFLOAT16, key_of_step, round_at_random
 
+pytestmark = pytest.mark.value
+
 SEED = 11
 Make = Callable[..., Any]
 OPTIMIZERS: dict[str, Make] = {
@@ -230,6 +232,7 @@ def test_a_refused_row_does_not_count(xp: Any) -> None:
     assert optimizer.state.host_scalar("rounded_steps").numpy() == 1
 
 
+@pytest.mark.contract
 def test_what_cannot_be_rounded_so_is_refused_by_name() -> None:
     def adam(seed: Any = SEED, **more: Any) -> Any:
         return gpuopt.AdamOptimizer(stochastic_rounding=seed, **more)
@@ -261,6 +264,7 @@ def test_what_cannot_be_rounded_so_is_refused_by_name() -> None:
         step(Own(0.1, stochastic_rounding=SEED), Variable(np.ones(3, BFLOAT16)), 0)
 
 
+@pytest.mark.contract
 def test_torch_does_not_round_so() -> None:
     pytest.importorskip("torch")
     w, optimizer = (

@@ -137,6 +137,7 @@ def test_the_accumulator_starts_as_asked(xp: Any) -> None:
     check(optimizer, w, expected)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("value", "error", "words"),
     [
@@ -307,6 +308,7 @@ def renamed(state: Any, name: str) -> Any:
     return {**state, "slots": {key: {name: of["w"]} for key, of in state["slots"].items()}}
 
 
+@pytest.mark.contract
 @each_optimizer
 def test_a_state_goes_on_from_a_checkpoint(name: str, tmp_path: Path, xp: Any) -> None:
     rng = np.random.default_rng(11)
@@ -338,6 +340,7 @@ def test_a_state_goes_on_from_a_checkpoint(name: str, tmp_path: Path, xp: Any) -
     go_on(waiting, variable_on(xp, values, name="later"))
 
 
+@pytest.mark.contract
 @each_optimizer
 def test_a_state_of_other_shapes_is_refused(name: str) -> None:
     w = Variable(np.ones((5, 3), np.float32), name="w")
@@ -557,6 +560,7 @@ def test_small_tables_of_one_width_are_updated_in_one_call() -> None:
     assert all(np.all(each.numpy() == 0.5) for each in (*tables, *biases))
 
 
+@pytest.mark.contract
 def test_slots_of_rows_that_no_rule_can_have_are_refused() -> None:
     def apply(var: Any, grad: Any, row: Any, m: Any, *, mean_square: Any) -> None:
         var -= grad

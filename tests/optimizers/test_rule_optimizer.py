@@ -11,6 +11,8 @@ import pytest
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 
+pytestmark = pytest.mark.contract
+
 
 class NoSlots(gpuopt.MomentumOptimizer):
     def _create_slots(self, var_list: Sequence[Variable]) -> None:

@@ -20,6 +20,8 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.device import Device
 from gpuopt.rules.slot_codes import BLOCK, CodedValues, Coding, decoded, encoded
 
+pytestmark = pytest.mark.value
+
 SIZES = [(), (1,), (255,), (256,), (257,), (1000,), (3, 300), (0,), (0, 5)]
 
 Make = Callable[..., Any]
@@ -377,6 +379,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_stored_in_8_bits_is_refused_by_name(case: str) -> None:
     error, message, make = REFUSED[case]
@@ -384,6 +387,7 @@ def test_what_is_not_stored_in_8_bits_is_refused_by_name(case: str) -> None:
         make()
 
 
+@pytest.mark.contract
 def test_float64_variables_are_refused_before_anything_is_written() -> None:
     variables = [Variable(np.ones(5, np.float32)), Variable(np.ones(5), name="wide")]
     optimizer = gpuopt.AdamOptimizer(slot_bits=8)
@@ -393,6 +397,7 @@ def test_float64_variables_are_refused_before_anything_is_written() -> None:
     assert variables[0].numpy().tolist() == [1] * 5
 
 
+@pytest.mark.contract
 def test_sparse_gradients_of_bitsandbytes_form_are_refused_before_anything_is_written() -> None:
     variable = Variable(np.ones((4, 5), np.float32), name="table")
     optimizer = gpuopt.AdamOptimizer(slot_bits=8, slot_form="bitsandbytes")

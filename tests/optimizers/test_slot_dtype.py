@@ -16,6 +16,8 @@ import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.rules.rounded import BFLOAT16, key_of_step, round_at_random
 
+pytestmark = pytest.mark.value
+
 SEED = 11
 REFUSED = {
     "row-wise": "slots accumulator have a number for each row",
@@ -152,6 +154,7 @@ def test_every_elementwise_optimizer_with_slots_takes_it(
     assert {slot.dtype for slot in slots} == {BFLOAT16}
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("stage", REFUSED)
 def test_what_it_cannot_be_had_with_is_refused_by_name(stage: str) -> None:
     with pytest.raises(ValueError, match=REFUSED[stage]):
@@ -166,6 +169,7 @@ def test_the_type_itself_is_as_good_as_its_name(given: Any) -> None:
     assert optimizer.state_dict({"w": w})["hyperparameters"]["slot_dtype"] == "bfloat16"
 
 
+@pytest.mark.contract
 def test_other_refusals_are_by_name_and_write_nothing() -> None:
     for bad in ("float16", "float64", np.float64, np.dtype("float16"), 16, True, {}):
         with pytest.raises(ValueError, match='slot_dtype must be None, "bfloat16" or "float32"'):
@@ -189,6 +193,7 @@ def test_other_refusals_are_by_name_and_write_nothing() -> None:
         Own(0.1, 0.9, slot_dtype="bfloat16").apply_gradients([(np.ones(3, np.float32), w)])
 
 
+@pytest.mark.contract
 def test_torch_has_no_slots_of_another_type() -> None:
     pytest.importorskip("torch")
     w = Variable(np.ones(3, np.float32))

@@ -105,6 +105,7 @@ def test_a_run_goes_on_from_a_saved_state(make: Any) -> None:
     assert np.array_equal(w.numpy(), through.numpy())
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("make", "name", "value"),
     [
@@ -205,6 +206,7 @@ def test_forms_differ_in_which_v_is_the_largest() -> None:
     assert slots == {"torch": 0.5 * 8 + 0.5 * 9, "optax": 16}
 
 
+@pytest.mark.contract
 def test_another_form_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match='form must be "torch" or "optax", got \'keras\''):
         gpuopt.AMSGradOptimizer(form="keras")
@@ -213,6 +215,7 @@ def test_another_form_is_refused_by_name() -> None:
 # NAdam
 
 
+@pytest.mark.contract
 def test_a_momentum_decay_below_0_is_refused() -> None:
     with pytest.raises(ValueError, match=r"momentum_decay -0\.1 needs to be positive or zero"):
         gpuopt.TorchNAdamOptimizer(momentum_decay=-0.1)
@@ -253,12 +256,14 @@ def test_dampening_and_no_momentum_are_the_textbooks(settings: dict[str, float])
     assert optimizer.get_slot_names() == (["momentum"] if settings["momentum"] else [])
 
 
+@pytest.mark.contract
 def test_nesterov_without_momentum_or_with_dampening_is_refused() -> None:
     for settings in ({}, {"momentum": 0.9, "dampening": 0.1}):
         with pytest.raises(ValueError, match="use_nesterov needs momentum and no dampening"):
             gpuopt.TorchSGDOptimizer(use_nesterov=True, **settings)
 
 
+@pytest.mark.contract
 def test_a_group_cannot_have_momentum_where_the_rule_has_none() -> None:
     with pytest.raises(TypeError, match='group "w" has momentum, which all variables share'):
         gpuopt.TorchSGDOptimizer(groups=[ParameterGroup("w", momentum=0.9)])
@@ -315,6 +320,7 @@ def test_a_learning_rate_of_0_moves_nothing() -> None:
         assert (trained(make(0.0)).numpy() == 1).all()
 
 
+@pytest.mark.contract
 def test_a_beta1_of_0_is_refused() -> None:
     for make in SCHEDULE_FREE:
         with pytest.raises(ValueError, match=r"beta1 must be positive: 0\.0"):

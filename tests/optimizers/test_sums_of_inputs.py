@@ -18,6 +18,8 @@ import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
 from gpuopt.device import Device
 
+pytestmark = pytest.mark.value
+
 FLOAT, DOUBLE, HALF, BRAIN = (
     np.dtype(each) for each in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 )

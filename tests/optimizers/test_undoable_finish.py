@@ -12,7 +12,7 @@ import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.optimizers.base.rule_optimizer import undoable
 
-pytestmark = [pytest.mark.emulator, pytest.mark.usefixtures("emulated_gpus")]
+pytestmark = [pytest.mark.contract, pytest.mark.emulator, pytest.mark.usefixtures("emulated_gpus")]
 
 finished: list[str] = []
 

@@ -12,6 +12,8 @@ import pytest
 import gpuopt
 from gpuopt import IndexedSlices, Variable, extend_with_decoupled_weight_decay
 
+pytestmark = pytest.mark.value
+
 WD = np.float32(0.25)
 AdagradW = extend_with_decoupled_weight_decay(gpuopt.AdagradOptimizer)
 LazyAdamW = extend_with_decoupled_weight_decay(gpuopt.LazyAdamOptimizer)
@@ -186,6 +188,7 @@ def test_a_frozen_accumulator_and_decay_go_together() -> None:
     assert (w.numpy(), b.numpy()) == (5.5, 7.5)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("base", "words"),
     [
@@ -207,6 +210,7 @@ def test_what_is_no_class_of_optimizers_is_not_extended(
         extend_with_decoupled_weight_decay(base())
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("listed", "words"),
     [
@@ -227,6 +231,7 @@ def test_a_wrong_list_is_refused_before_anything_is_written(listed: Any, words: 
     assert optimizer.get_slot(w, "momentum") is None
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("decay", ["much", np.ones(2), lambda: "much"])
 def test_a_decay_that_is_no_number_is_refused_by_name(decay: Any) -> None:
     w = Variable(np.float32([1, 2]))
@@ -236,6 +241,7 @@ def test_a_decay_that_is_no_number_is_refused_by_name(decay: Any) -> None:
     assert w.numpy().tolist() == [1, 2]
 
 
+@pytest.mark.contract
 def test_a_list_is_refused_in_a_replica() -> None:
     strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
     w = strategy.variable(np.float32([8]), name="w")

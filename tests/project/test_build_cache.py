@@ -8,6 +8,8 @@ from pathlib import Path
 import build_cache
 import pytest
 
+pytestmark = pytest.mark.internal
+
 fcntl = pytest.importorskip("fcntl")
 
 

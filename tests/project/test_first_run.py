@@ -17,6 +17,8 @@ from bench import first_run
 from bench.first_run import CHECKS, Check, Times, make_block, make_check, time_step
 from gpuopt.bench.machine import describe_commit
 
+pytestmark = pytest.mark.internal
+
 TIMES = Times(device=2.0, device_dirty=3.0, wall=4.0, host=5.0, first=6000.0)
 
 

@@ -45,6 +45,8 @@ from gpuopt.bench.models import list_gpt2_shapes, list_resnet50_shapes
 from gpuopt.bench.peers import make_torch_dense_step, make_torch_sparse_step
 from gpuopt.bench.profiler import profile
 
+pytestmark = pytest.mark.internal
+
 ROOT = Path(__file__).resolve().parents[2]
 HOST = Place(np, "cpu")
 SETTINGS: dict[str, dict[str, float]] = {

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.internal
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "bench" / "gpu_environment.py"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

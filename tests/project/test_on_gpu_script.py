@@ -25,6 +25,8 @@ from bench.on_gpu import (
     run_phases,
 )
 
+pytestmark = pytest.mark.internal
+
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
 import time

@@ -10,6 +10,8 @@ from typing import Any
 import one_in
 import pytest
 
+pytestmark = pytest.mark.internal
+
 
 def case(test: str, n: int | None, **params: int) -> Any:
     marker = None if n is None else pytest.mark.one_in(n).mark

@@ -14,6 +14,8 @@ from optimizer_page.forms import Form
 from gpuopt.demo.settings import NAMES, TUNED
 from gpuopt.optimizers.base import RuleOptimizer
 
+pytestmark = pytest.mark.contract
+
 OPTIMIZERS = [pytest.param(each, id=each.__name__) for each in exports.optimizers()]
 PICTURES = [*(surface.name for surface in surfaces.SURFACES), gallery.DIGITS]
 FORMS = [

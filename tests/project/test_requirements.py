@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.internal
+
 TESTS = Path(__file__).parents[1]
 
 

@@ -11,6 +11,8 @@ import pytest
 
 import run
 
+pytestmark = pytest.mark.internal
+
 
 def pytest_command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     commands: list[Any] = []

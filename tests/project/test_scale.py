@@ -23,6 +23,8 @@ from bench.scale import (
 )
 from bench.scale_page import COMMAND, PAGE, with_tables
 
+pytestmark = pytest.mark.internal
+
 
 def test_the_page_has_the_tables_of_the_present_model() -> None:
     page = PAGE.read_text()

@@ -14,6 +14,8 @@ from packaging.utils import canonicalize_name
 import run
 from gpuopt.__main__ import main
 
+pytestmark = pytest.mark.internal
+
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / ".github/workflows/ci.yml"
 RELEASE = ROOT / ".github/workflows/release.yml"

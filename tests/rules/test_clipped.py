@@ -10,6 +10,8 @@ from gpuopt.optimizers.row_wise_adagrad import row_wise_adagrad
 from gpuopt.rules.clipped import CLIP_SCALARS, clipped
 from gpuopt.rules.update_rule import UpdateRule
 
+pytestmark = pytest.mark.value
+
 
 @pytest.mark.parametrize("rule", update_rules(), ids=lambda rule: rule.name)
 def test_a_clipped_rule_is_its_base_with_another_gradient(rule: UpdateRule) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from gpuopt.rules.rounded import BFLOAT16, ROUNDING_SCALARS, key_of_step, round_at_random
 
+pytestmark = pytest.mark.value
+
 WORD = 2**64
 GOLDEN = 0x9E3779B97F4A7C15
 

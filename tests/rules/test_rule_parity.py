@@ -16,7 +16,7 @@ from every_optimizer import update_rules
 from gpuopt.rules.sources import kernel_root
 from gpuopt.rules.update_rule import MEAN_SQUARE, UpdateRule
 
-pytestmark = pytest.mark.cxx
+pytestmark = [pytest.mark.value, pytest.mark.cxx]
 
 RULES = update_rules()
 REALS = {"float": np.float32, "double": np.float64}

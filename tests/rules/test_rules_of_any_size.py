@@ -16,6 +16,8 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.device import Device
 from gpuopt.optimizers.base import RuleOptimizer
 
+pytestmark = pytest.mark.value
+
 NUM_ROWS = 300
 
 # What a rule adds to a slot: types other than the variable's on the way, numbers of Python's.

@@ -13,6 +13,8 @@ import pytest
 from gpuopt.rules.sources import kernel_root
 from gpuopt.rules.split import joined, split
 
+pytestmark = pytest.mark.value
+
 PROGRAM = """
 #include "shared/split.cuh"
 #include <cstdio>

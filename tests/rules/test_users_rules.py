@@ -23,6 +23,8 @@ from gpuopt.backends.cpu.forms.recorded import recorded_rules
 from gpuopt.optimizers.base import Movement, RuleOptimizer, Unnamed
 from gpuopt.rules import sources
 
+pytestmark = pytest.mark.contract
+
 # Named like a rule of ours, in a module named like ours, and yet another formula.
 RULE = """
 from pathlib import Path

@@ -236,6 +236,7 @@ def test_a_copy_follows_a_step_of_its_own() -> None:
         assert other.then.global_step is other.global_step
 
 
+@pytest.mark.contract
 def test_a_schedule_shows_what_it_was_given_and_cannot_be_changed() -> None:
     schedule = gpuopt.exponential_decay(0.5, new_step(), decay_steps=10, decay_rate=0.9)
     shown = repr(schedule)
@@ -332,6 +333,7 @@ VALID: dict[str, dict[str, Any]] = dict(reversed(DECAYS))
 VALID["noisy_linear_cosine_decay"] = NOISY
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(("name", "wrong", "error", "message"), REFUSED)
 def test_wrong_arguments_are_refused_by_name(
     name: str, wrong: dict[str, Any], error: type[Exception], message: str
@@ -351,6 +353,7 @@ def test_a_cycle_ends_at_0_and_not_below(decay_steps: float) -> None:
     assert np.all(values <= np.float32(0.1))
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("boundaries", "values", "error", "message"),
     [
@@ -373,6 +376,7 @@ def test_wrong_pieces_are_refused_by_name(
         gpuopt.piecewise_constant(new_step(), boundaries, values)
 
 
+@pytest.mark.contract
 def test_a_warmup_into_a_schedule_of_another_step_is_refused() -> None:
     after = gpuopt.exponential_decay(0.5, Variable(0, name="other"), 10, 0.5)
     with pytest.raises(
@@ -381,6 +385,7 @@ def test_a_warmup_into_a_schedule_of_another_step_is_refused() -> None:
         gpuopt.linear_warmup(after, new_step(), 5)
 
 
+@pytest.mark.contract
 def test_steps_between_whole_ones_are_refused() -> None:
     step = Variable(np.float32(2))
     schedule = gpuopt.exponential_decay(0.5, step, 10, 0.5)
@@ -392,6 +397,7 @@ def test_steps_between_whole_ones_are_refused() -> None:
         schedule.at("x")
 
 
+@pytest.mark.contract
 def test_a_picture_takes_one_call(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     schedule = make("one_cycle", {"total_steps": 100})
@@ -410,6 +416,7 @@ def test_a_picture_takes_one_call(tmp_path: Path) -> None:
     assert "matplotlib.pyplot" not in sys.modules
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("name", "arguments", "last"),
     [
@@ -430,6 +437,7 @@ def test_a_picture_goes_a_tenth_beyond_the_end_of_a_schedule(
     assert_picture_ends(make(name, arguments), last)
 
 
+@pytest.mark.contract
 def test_a_picture_shows_the_last_piece_and_what_follows_a_warmup() -> None:
     pytest.importorskip("matplotlib")
     step = new_step()
@@ -447,6 +455,7 @@ def assert_picture_ends(schedule: gpuopt.Schedule, last: int) -> None:
     assert line.get_ydata().tolist() == schedule.at(steps).tolist()
 
 
+@pytest.mark.contract
 def test_a_picture_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuopt.schedules.schedule.find_spec", lambda name: None)
     with pytest.raises(ImportError, match='extra "plots"'):

@@ -15,6 +15,8 @@ import pytest
 import gpuopt
 from gpuopt import Variable
 
+pytestmark = pytest.mark.internal
+
 
 def test_the_version_is_read_while_another_thread_makes_tables() -> None:
     optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)

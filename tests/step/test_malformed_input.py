@@ -15,6 +15,8 @@ from every_optimizer import CONFIGURATIONS, make
 
 from gpuopt import DeviceUnavailableError, IndexedSlices, Variable
 
+pytestmark = pytest.mark.contract
+
 CASES = 10_000
 # What the docstring of apply_gradients promises, and of IndexedSlices where the input is one.
 DOCUMENTED = (ValueError, TypeError, IndexError, RuntimeError, DeviceUnavailableError)

@@ -11,6 +11,8 @@ import pytest
 
 import gpuopt
 
+pytestmark = pytest.mark.contract
+
 ones = np.ones(3, np.float32)
 
 

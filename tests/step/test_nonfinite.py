@@ -18,6 +18,8 @@ import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends import to_device
 
+pytestmark = pytest.mark.contract
+
 BAD = [np.nan, np.inf, -np.inf]
 
 

@@ -125,6 +125,7 @@ def num_decided(monkeypatch: pytest.MonkeyPatch) -> list[RuleUpdates]:
     return decided
 
 
+@pytest.mark.value
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("stage", STAGES)
 def test_skipped_steps_of_any_order_are_as_if_they_had_not_been_made(

@@ -17,6 +17,8 @@ import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.optimizer import _var_key
 
+pytestmark = pytest.mark.contract
+
 
 def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return np.ones(shape, dtype)

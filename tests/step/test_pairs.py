@@ -20,6 +20,8 @@ from gpuopt import (
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.variables.variable import as_variable
 
+pytestmark = pytest.mark.contract
+
 
 def variable_with_slot() -> tuple[Variable, Variable]:
     w = Variable(np.zeros(3, np.float32), name="w")

@@ -19,6 +19,8 @@ from gpuopt.device import Device
 from gpuopt.step import report as report_of_steps
 from gpuopt.step.report import Report
 
+pytestmark = pytest.mark.contract
+
 
 def test_a_report_has_the_bytes_of_variables_and_groups() -> None:
     w, b = Variable(np.ones((8, 4), np.float32), name="w"), Variable([1.0, 2.0], name="b")

@@ -22,6 +22,8 @@ from gpuopt.step import sparse_updates
 from gpuopt.variables import unfinished
 from gpuopt.variables.gate import between_writes
 
+pytestmark = pytest.mark.internal
+
 # Where a signal handler may come.
 _INSIDE = (
     "catch_up.py",

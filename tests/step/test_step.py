@@ -15,6 +15,8 @@ import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.step import rule_updates
 
+pytestmark = pytest.mark.contract
+
 KNOWN = 6  # Steps after which nothing of a list of variables is new any more.
 
 

@@ -15,6 +15,8 @@ import pytest
 import gpuopt
 from gpuopt.trees import flatten, walk_of
 
+pytestmark = pytest.mark.contract
+
 
 class Dense(NamedTuple):
     W: Any

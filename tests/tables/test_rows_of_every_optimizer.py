@@ -11,6 +11,8 @@ from every_optimizer import configurations, make, own_step
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 
+pytestmark = pytest.mark.value
+
 
 @configurations
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

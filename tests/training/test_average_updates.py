@@ -14,6 +14,8 @@ from gpuopt import ExponentialMovingAverage, Variable
 from gpuopt.backends import to_device
 from gpuopt.device import Device
 
+pytestmark = pytest.mark.value
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 GPU = Device.parse("gpu:0")
 

@@ -102,6 +102,7 @@ def test_integer_variable_is_refused_before_any_average_changes() -> None:
     assert average.average(w) is None
 
 
+@pytest.mark.internal
 def test_a_function_made_in_each_step_keeps_nothing_and_is_mentioned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -227,6 +228,7 @@ def test_averages_that_were_saved_in_16_bits_are_restored(
         assert each.numpy().tolist() == [i + 0.5] * 3
 
 
+@pytest.mark.internal
 def test_raw_array_is_averaged_while_its_memory_lives() -> None:
     w = np.ones(3, np.float32)
     average = ExponentialMovingAverage(0.5)
@@ -260,6 +262,7 @@ def test_a_variable_alone_is_not_taken_for_a_list() -> None:
     assert average.average(w) is None
 
 
+@pytest.mark.internal
 def test_an_exception_at_any_moment_leaves_numpys_warnings_as_they_were() -> None:
     w = Variable(np.ones(3), name="w")
     average = ExponentialMovingAverage(0.5)
@@ -278,6 +281,7 @@ def test_an_exception_at_any_moment_leaves_numpys_warnings_as_they_were() -> Non
     assert moment > 20
 
 
+@pytest.mark.internal
 def test_ctrl_c_waits_until_all_averages_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     w, double = Variable(np.ones(3, np.float32)), Variable(np.ones(2))
     expected, averages = (ExponentialMovingAverage(0.5, zero_debias=True) for _ in range(2))

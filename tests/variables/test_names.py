@@ -13,6 +13,8 @@ import gpuopt
 from gpuopt import Variable
 from gpuopt.variables import names
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.fixture(autouse=True)
 def collects_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -23,6 +23,8 @@ import pytest
 
 import gpuopt
 
+pytestmark = pytest.mark.value
+
 SIZE = 12
 # Where a view begins, its length, and its step.
 PARTS = [(0, 12, 1), (0, 4, 1), (4, 4, 1), (8, 4, 1), (0, 4, 3), (1, 4, 3), (11, 12, -1)]

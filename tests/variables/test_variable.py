@@ -20,6 +20,8 @@ import gpuopt
 from gpuopt import Variable
 from gpuopt.variables.variable import as_variable
 
+pytestmark = pytest.mark.contract
+
 
 def test_variable_owns_its_storage() -> None:
     source = np.float32([1, 2, 3])

@@ -17,6 +17,8 @@ from gpuopt import GradientAccumulationOptimizer, IndexedSlices, Variable
 from gpuopt.backends import to_device
 from gpuopt.step.device_scaling import StepAgain
 
+pytestmark = pytest.mark.value
+
 SHAPES = [(3, 4), (), (70, 50), (0,), (5,)]
 
 
@@ -331,6 +333,7 @@ def test_a_run_goes_on_in_the_middle_of_accumulation(
     assert model.train(stopped_at, 12) == expected
 
 
+@pytest.mark.contract
 def test_a_state_without_sums_begins_anew_and_one_with_sums_needs_a_place() -> None:
     w = Variable(one(0), name="w")
     plain = gpuopt.AdamOptimizer(0.1)
@@ -442,6 +445,7 @@ def test_a_new_row_has_no_part_in_a_restored_sum() -> None:
     assert table.numpy().tolist() == [[-2], [-2], [-1]]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -568,6 +572,7 @@ def test_a_reset_drops_sparse_gradients_that_were_restored() -> None:
     assert table.numpy().tolist() == [[0], [-2]]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("is_made_late", [False, True])
 @pytest.mark.parametrize(
     ("changes", "problem"),
@@ -768,6 +773,7 @@ def test_an_update_that_is_prepared_again_takes_sums_of_float32(
     assert table.numpy()[2].tolist() == [-1.0] * 4
 
 
+@pytest.mark.contract
 def test_variables_of_integers_are_refused_by_name() -> None:
     w = Variable(np.zeros(2, np.int32), name="whole")
     optimizer = GradientAccumulationOptimizer(gpuopt.AdamOptimizer(), 2)
@@ -800,6 +806,7 @@ def test_loss_scaling_inside_decides_about_updates(is_last: bool) -> None:
     assert (w.numpy(), counter.numpy()) == (0.5, 2)
 
 
+@pytest.mark.contract
 def test_loss_scaling_is_refused_around_it_and_where_a_call_would_raise() -> None:
     def scaling(inner: gpuopt.Optimizer) -> gpuopt.LossScaleOptimizer:
         return gpuopt.LossScaleOptimizer(inner, gpuopt.DynamicLossScale())
@@ -899,6 +906,7 @@ def test_towers_accumulate_what_they_bring_together() -> None:
     assert (w.numpy(), counter.numpy()) == (-4, 1)
 
 
+@pytest.mark.contract
 def test_towers_inside_and_workers_are_refused_by_name() -> None:
     optimizer = GradientAccumulationOptimizer(gpuopt.TowerOptimizer(gpuopt.AdamOptimizer()), 2)
     w = Variable(one(0))
@@ -930,6 +938,7 @@ def test_a_wrong_global_step_drops_nothing() -> None:
     assert optimizer.accumulated_steps == 1
 
 
+@pytest.mark.contract
 def test_arguments_that_cannot_be_set_are_refused_and_a_wrapper_names_the_one_inside() -> None:
     optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
     for name in ("reduction", "most_rows", "on_nonfinite"):

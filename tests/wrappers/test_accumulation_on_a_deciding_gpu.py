@@ -25,7 +25,7 @@ from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
 from gpuopt.step.rule_updates import RuleUpdates
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.value, pytest.mark.gpu]
 
 GPU = Device("gpu", 0)
 NUM_STEPS = 3

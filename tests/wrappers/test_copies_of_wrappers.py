@@ -14,6 +14,8 @@ from spawned import one_process
 import gpuopt
 from gpuopt import Variable
 
+pytestmark = pytest.mark.contract
+
 Model = dict[str, Any]
 NAMES = ["w", "table"]
 

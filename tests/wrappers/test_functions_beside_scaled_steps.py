@@ -23,7 +23,7 @@ from gpuopt import (
 from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.contract, pytest.mark.gpu]
 GPU = Device("gpu", 0)
 
 

@@ -45,6 +45,7 @@ def test_wrappers_around_it_tell_what_it_tells() -> None:
     )
 
 
+@pytest.mark.internal
 @pytest.mark.parametrize("kind", ["AdamW", "Lion", "Adam", "TorchAdamW"])
 def test_a_handlers_step_of_another_optimizer_is_not_the_scaled_one(kind: str) -> None:
     """At any moment of the step, also where the optimizer inside has its own `apply_gradients`."""
@@ -72,6 +73,7 @@ def test_a_handlers_step_of_another_optimizer_is_not_the_scaled_one(kind: str) -
     assert moment > 50
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("make", "listed"),
     [
@@ -247,6 +249,7 @@ class _Returning(gpuopt.LossScaleManager):
         pass
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("scale", [0.0, -8.0, 0.5, np.nan, np.inf, 2.0**127, "8", None, True])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
 def test_a_scale_that_divides_nothing_is_refused_before_the_first_write(
@@ -275,6 +278,7 @@ def test_a_scale_may_be_any_number(kind: Callable[[int], Any]) -> None:
     assert w.numpy().tolist() == [-1, -1]
 
 
+@pytest.mark.contract
 def test_a_manager_is_shown_by_what_is_around_it() -> None:
     scaling = make(accept_after=7)
     scaling.apply_gradients([(np.float32([np.inf]), Variable([1.0]))])
@@ -377,6 +381,7 @@ def test_a_saver_restores_in_the_middle_of_growth(tmp_path: Path) -> None:
         assert go_on(at + 1) == seen[at + 1 :]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("make_wrong", "error", "message"),
     [
@@ -450,6 +455,7 @@ def test_bad_values_are_refused_by_name(make_wrong: Any, error: Any, message: st
         make_wrong()
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -473,6 +479,7 @@ def test_a_state_that_no_run_makes_is_refused(name: str, value: float) -> None:
         optimizer.load_state_dict(state)
 
 
+@pytest.mark.contract
 def test_workers_that_meet_are_refused_around_a_loss_scale() -> None:
     getter = gpuopt.AGNCustomGetter()
     v = getter.variable([0.0, 3.0], name="v")
@@ -676,6 +683,7 @@ def test_a_saver_of_some_optimizers_has_their_scales(around: bool, tmp_path: Pat
     assert (scaling.loss_scale, scaling.num_skipped) == before == (2048.0, 1)
 
 
+@pytest.mark.internal
 def test_an_interrupted_change_of_the_scale_is_made_or_not() -> None:
     moment = 0
     while True:

@@ -18,7 +18,7 @@ from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
 from gpuopt.distributed import PerReplica
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.value, pytest.mark.gpu]
 several_gpus = pytest.mark.parametrize(
     "num_gpus", [pytest.param(number, marks=pytest.mark.gpus(number)) for number in (2, 3)]
 )

@@ -12,6 +12,8 @@ import pytest
 import gpuopt
 from gpuopt import Variable
 
+pytestmark = pytest.mark.contract
+
 MANAGERS: Any = {
     "none": None,
     "fixed": lambda scale: gpuopt.FixedLossScaleManager(scale),

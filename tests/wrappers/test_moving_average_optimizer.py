@@ -13,6 +13,8 @@ from safetensors.numpy import load_file
 import gpuopt
 from gpuopt import IndexedSlices, MovingAverageOptimizer, Saver, Variable
 
+pytestmark = pytest.mark.contract
+
 ONES = np.ones(2, np.float32)
 
 

@@ -13,6 +13,8 @@ import pytest
 import gpuopt
 from gpuopt import Variable
 
+pytestmark = pytest.mark.value
+
 # Exact in binary, but for clipping.
 RATE, MOMENTUM, AVERAGE_DECAY, MOST_NORM = 0.5, 0.5, 0.75, 3.0
 ACCUMULATED, NUM_CALLS, BAD_CALL, IDLE_CALLS = 2, 8, 4, (2, 3)
@@ -260,6 +262,7 @@ COLUMNS = [
 ]
 
 
+@pytest.mark.contract
 def test_the_guide_says_which_go_together() -> None:
     page = Path(__file__).parents[2] / "docs" / "guides" / "workers_and_towers.md"
     section = page.read_text().split("## Wrappers around wrappers")[1]
@@ -311,6 +314,7 @@ TWO_OR_THREE = [
 ]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("bad", BAD_CALLS)
 @pytest.mark.parametrize("keys", TWO_OR_THREE, ids="+".join)
 def test_what_is_wrong_with_a_call_is_refused_by_name_and_nothing_is_written(

@@ -15,6 +15,8 @@ from stages import STAGES
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 
+pytestmark = pytest.mark.contract
+
 SHAPES = {"w0": (3, 4), "w1": (5,), "w2": (), "table": (9, 2)}
 ACCUMULATED, NUM_CALLS, BAD_CALL = 3, 12, 4
 # In the middle of the first update; after the bad call; one update before the scale grows.

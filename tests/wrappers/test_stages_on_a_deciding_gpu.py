@@ -18,7 +18,7 @@ from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
 from gpuopt.step.rule_updates import RuleUpdates
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.value, pytest.mark.gpu]
 
 FLOAT, DOUBLE, HALF, BRAIN = (
     np.dtype(each) for each in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)

@@ -16,6 +16,8 @@ from safetensors.numpy import load_file
 import gpuopt
 from gpuopt import IndexedSlices, Variable, VariableClippingOptimizer
 
+pytestmark = pytest.mark.value
+
 
 def sgd() -> gpuopt.Optimizer:
     return gpuopt.GradientDescentOptimizer(1.0)
@@ -25,6 +27,7 @@ def table(**options: Any) -> Variable:
     return Variable(np.full((3, 4), 2, np.float32), name="table", **options)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
@@ -113,6 +116,7 @@ def test_a_sparse_gradient_has_its_own_rows_clipped_once(caplog: Any) -> None:
     assert not caplog.records
 
 
+@pytest.mark.contract
 def test_clipping_all_rows_for_a_sparse_gradient_warns_once(caplog: Any) -> None:
     w = Variable(np.full((4, 1), 10, np.float32), name="w")
     optimizer = VariableClippingOptimizer(sgd(), {w: [0]}, 10.0)

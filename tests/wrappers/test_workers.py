@@ -181,6 +181,7 @@ def test_the_default_moving_rate_is_tensorflows() -> None:
 # What is refused.
 
 
+@pytest.mark.contract
 @every_kind
 def test_a_variable_of_another_origin_is_refused_before_anything_is_written(kind: str) -> None:
     getter = workers.make_getter(kind)
@@ -219,6 +220,7 @@ def test_workers_that_meet_together_move_the_center_alike(
         run(2, train)
 
 
+@pytest.mark.contract
 def test_arguments_that_do_not_fit_are_refused_by_name() -> None:
     elastic, agn = workers.make_getter("elastic"), workers.make_getter("agn")
     model = workers.make_getter("model")
@@ -254,6 +256,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name() -> None:
         optimizer.get_init_op(1)
 
 
+@pytest.mark.contract
 @every_kind
 def test_replicas_and_towers_are_refused(kind: str) -> None:
     getter = workers.make_getter(kind)
@@ -289,6 +292,7 @@ def test_workers_that_have_made_other_numbers_of_steps_are_told() -> None:
         run(2, train)
 
 
+@pytest.mark.contract
 def test_a_global_step_that_only_some_workers_have_is_refused() -> None:
     def train(communicator: Communicator) -> None:
         getter = workers.make_getter("agn", communicator)

@@ -13,6 +13,8 @@ import gpuopt
 from gpuopt import IndexedSlices, MirroredStrategy, SyncReplicasOptimizer, TowerOptimizer, Variable
 from gpuopt.step.replica_context import replica_context
 
+pytestmark = pytest.mark.value
+
 Wrap = Callable[[gpuopt.Optimizer], gpuopt.Optimizer]
 
 

@@ -347,6 +347,7 @@ def test_a_broadcast_or_transposed_gradient_is_read_by_its_strides(every_cpu_for
     np.testing.assert_array_equal(plain.numpy(), -square)
 
 
+@pytest.mark.internal
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_a_large_step_takes_less_than_eight_megabytes(
     dtype: Any, monkeypatch: pytest.MonkeyPatch
@@ -369,6 +370,7 @@ def test_a_large_step_takes_less_than_eight_megabytes(
         tracemalloc.stop()
 
 
+@pytest.mark.internal
 def test_variables_made_in_a_row_lie_side_by_side_and_large_ones_apart_in_a_page() -> None:
     small = [Variable(np.zeros(64, np.float32)).value().ctypes.data for _ in range(100)]
     assert np.count_nonzero(np.diff(small) == 256) >= 98
@@ -381,6 +383,7 @@ def test_variables_made_in_a_row_lie_side_by_side_and_large_ones_apart_in_a_page
 # Plans.
 
 
+@pytest.mark.internal
 @pytest.mark.parametrize("size", [100_000, LARGE])
 def test_a_variables_state_is_freed_while_others_of_its_plan_live_on(size: int) -> None:
     optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
@@ -572,6 +575,7 @@ def test_an_invalid_number_of_threads_is_refused(
     assert np.array_equal(variable.numpy(), ones)
 
 
+@pytest.mark.internal
 def test_an_error_in_any_thread_is_raised_and_leaves_no_work_behind() -> None:
     done = []
 
@@ -589,6 +593,7 @@ def test_an_error_in_any_thread_is_raised_and_leaves_no_work_behind() -> None:
     assert done[before:] == [1001]
 
 
+@pytest.mark.internal
 def test_a_thread_that_comes_too_late_to_help_keeps_no_array(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -610,6 +615,7 @@ def test_a_thread_that_comes_too_late_to_help_keeps_no_array(
     late()
 
 
+@pytest.mark.internal
 def test_many_threads_that_lock_lose_no_update_and_wait_for_each_other_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -633,6 +639,7 @@ def test_many_threads_that_lock_lose_no_update_and_wait_for_each_other_only(
         np.testing.assert_array_equal(variable.numpy(), np.full(variable.shape, -24.0))
 
 
+@pytest.mark.internal
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads cannot be counted")
 def test_a_forked_child_makes_threads_of_its_own() -> None:
     program = f"""
@@ -692,6 +699,7 @@ def large_step(optimizer: type[gpuopt.GradientDescentOptimizer]) -> None:
     assert (variable.numpy() == -1).all()
 
 
+@pytest.mark.internal
 @pytest.mark.cxx
 def test_a_rule_is_compiled_once_for_large_work_and_found_again(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
@@ -711,6 +719,7 @@ def test_a_rule_is_compiled_once_for_large_work_and_found_again(
     large_step(optimizer)
 
 
+@pytest.mark.internal
 def test_a_compiler_that_fails_leaves_the_work_to_numpy_with_a_warning(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -721,6 +730,7 @@ def test_a_compiler_that_fails_leaves_the_work_to_numpy_with_a_warning(
     assert "so numpy is used" in caplog.text
 
 
+@pytest.mark.internal
 def test_without_a_compiler_numpy_works_without_a_warning(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -730,6 +740,7 @@ def test_without_a_compiler_numpy_works_without_a_warning(
     assert host_compiler.why_not_compiled() == "no C++ compiler was found; CXX may name one"
 
 
+@pytest.mark.internal
 @pytest.mark.cxx
 def test_a_compiler_is_looked_for_where_path_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -762,5 +773,6 @@ def test_a_users_rule_with_the_name_of_a_gpuopt_rule_is_not_confused_with_it(
     assert not (fresh / "calls").exists()
 
 
+@pytest.mark.internal
 def test_every_exported_optimizer_is_tested_in_this_file() -> None:
     assert {cls.rule for cls in optimizer_classes().values()} <= set(RULES)

@@ -16,6 +16,8 @@ from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.recorded import form_of_parts, recorded_rules
 from gpuopt.rules.update_rule import UpdateRule
 
+pytestmark = pytest.mark.value
+
 LENGTHS = (67, 1, 130, 5)
 OF_PARTS = (2, 0, 1, 2)
 

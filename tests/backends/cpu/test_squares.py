@@ -12,6 +12,8 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.squares import CHUNK, sum_of_squares
 
+pytestmark = pytest.mark.value
+
 NUMPY, COMPILED = CpuLimits(large_elements=10**18), CpuLimits(large_elements=1)
 SIZES = (1, 5, 255, 1023, 1024, 1025, CHUNK - 1, CHUNK, CHUNK + 1, 0, 3 * CHUNK + 77, 270 * CHUNK)
 

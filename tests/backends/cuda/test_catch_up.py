@@ -19,6 +19,8 @@ from gpuopt.device import Device
 from gpuopt.rules.catch_up import Factors
 from gpuopt.step import tables_behind
 
+pytestmark = pytest.mark.value
+
 HEIGHT = 24
 
 on_gpus = pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.device import Device
 
 pytestmark = [
+    pytest.mark.value,
     pytest.mark.emulator,
     pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed"),
     pytest.mark.usefixtures("launcher"),

@@ -18,6 +18,8 @@ from device_cases import (
 )
 from dtypes import DTYPES_BY_NAME
 
+pytestmark = pytest.mark.internal
+
 EPS = float(np.finfo(np.float32).eps)
 
 

@@ -16,6 +16,8 @@ from gpuopt import IndexedSlices, ParameterGroup, Variable
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
 
+pytestmark = pytest.mark.value
+
 KERNELS = Path(__file__).resolve().parents[3] / "kernels"
 # Makes steps on a device, and returns what came of them.
 Case = Callable[[str], Sequence[np.ndarray]]

@@ -23,7 +23,7 @@ from gpuopt.device import Device
 from gpuopt.optimizers.lars import lars
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
 
-pytestmark = pytest.mark.emulator
+pytestmark = [pytest.mark.value, pytest.mark.emulator]
 
 SANITIZER = os.environ.get("GPUOPT_EMULATOR_SANITIZE")
 FLOAT, DOUBLE, HALF, BRAIN = (

@@ -16,6 +16,8 @@ import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable, backends
 from gpuopt.backends.cuda.backend import CudaBackend
 
+pytestmark = pytest.mark.value
+
 Make = Callable[..., Any]
 
 on_gpus = pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gpuopt.backends.loss_scaling import Decision, LastBad
 from gpuopt.device import Device
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
 
-pytestmark = pytest.mark.emulator
+pytestmark = [pytest.mark.value, pytest.mark.emulator]
 
 SANITIZED = bool(os.environ.get("GPUOPT_EMULATOR_SANITIZE"))
 LIMITS = ClipLimits([np.float32(2), np.float32(np.inf)], ClipForm.TENSORFLOW, False, unscale=0.0)

@@ -22,7 +22,7 @@ from gpuopt.device import Device
 from gpuopt.optimizers.lars import lars
 from gpuopt.rules.split import joined, split
 
-pytestmark = pytest.mark.emulator
+pytestmark = [pytest.mark.value, pytest.mark.emulator]
 
 SANITIZER = os.environ.get("GPUOPT_EMULATOR_SANITIZE")
 FLOAT, DOUBLE, HALF, BRAIN = (

@@ -18,7 +18,7 @@ from gpuopt.backends.cuda.launch_shapes import CLIP_CHUNK
 from gpuopt.backends.cuda.norms import CudaNorms
 from gpuopt.backends.norms import Clipping
 
-pytestmark = pytest.mark.emulator
+pytestmark = [pytest.mark.value, pytest.mark.emulator]
 
 SANITIZED = bool(os.environ.get("GPUOPT_EMULATOR_SANITIZE"))
 # Under a sanitizer, every element costs a lot: less of everything, and what differs in kind.

@@ -17,7 +17,7 @@ from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import COPY_CHUNK
 from gpuopt.backends.cuda.row_copies import copy_rows as copy_by_kernel
 
-pytestmark = pytest.mark.emulator
+pytestmark = [pytest.mark.value, pytest.mark.emulator]
 
 SANITIZED = bool(os.environ.get("GPUOPT_EMULATOR_SANITIZE"))
 TYPES = [*DTYPES_BY_NAME.values(), np.int8, np.int32, np.complex128]

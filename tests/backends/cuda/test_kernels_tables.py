@@ -25,7 +25,7 @@ from gpuopt.backends.row_order import MAX_ROWS, MAX_SHORT_KEYS, together
 from gpuopt.device import Device
 from gpuopt.rules.update_rule import UpdateRule
 
-pytestmark = pytest.mark.emulator
+pytestmark = [pytest.mark.value, pytest.mark.emulator]
 
 SANITIZED = bool(os.environ.get("GPUOPT_EMULATOR_SANITIZE"))
 [MOMENTUM] = [rule for rule in update_rules() if rule.name == "momentum"]
