@@ -1,6 +1,6 @@
 # Thin: run.py does the work, also where make is missing. Arguments: make test ARGS="-k adam"
 PYTHON ?= python3
-TASKS = demo test test-full test-gpu test-gpu-full test-ranks test-peers test-thinc test-package test-kernels test-kernels-full lint bench docs gallery
+TASKS = demo test test-full test-gpu test-gpu-full test-ranks test-peers test-thinc test-package test-kernels test-kernels-full mutants lint bench docs gallery
 
 .PHONY: $(TASKS) clean
 $(TASKS):

@@ -13,6 +13,7 @@
                                    dependencies and the newest
     python3 run.py test-kernels    run the kernels' own tests on the CPU, under sanitizers
     python3 run.py test-kernels-full    the same, and compile all of them for all GPUs
+    python3 run.py mutants         mutate functions, and report the mutants that no test notices
     python3 run.py lint            check style, types, layers, the Dockerfile and workflows
     python3 run.py bench           time gpuopt beside other libraries: gpuopt bench
     python3 run.py docs            build the documentation
@@ -86,12 +87,19 @@ GROUPS = {
     "test-package": ["test", "types"],
     "test-kernels": ["test", "kernels"],
     "test-kernels-full": ["test", "kernels"],
+    "mutants": ["test", "mutants"],
     "lint": ["lint", "test"],
     "bench": [],
     "docs": ["docs"],
     "gallery": [],
 }
-EXTRAS = {"demo": ["plots"], "gallery": ["plots"], "test": ["plots"], "test-full": ["plots"]}
+EXTRAS = {
+    "demo": ["plots"],
+    "gallery": ["plots"],
+    "test": ["plots"],
+    "test-full": ["plots"],
+    "mutants": ["plots"],
+}
 
 
 def main() -> int:
@@ -129,8 +137,8 @@ def main() -> int:
         return test_package(arguments)
     if task in ("test-kernels", "test-kernels-full"):
         return test_kernels(arguments, is_full=task.endswith("full"))
-    if task == "gallery":
-        command = [str(PYTHON), "tests/support/gallery.py", *arguments]
+    if task in ("gallery", "mutants"):
+        command = [str(PYTHON), f"tests/support/{task}.py", *arguments]
         return subprocess.run(command, cwd=ROOT, env={**SINGLE_THREADED, **os.environ}).returncode
     modules = {
         "demo": ["gpuopt", "demo"],

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.internal
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / ".github/workflows/ci.yml"
+NIGHTLY = ROOT / ".github/workflows/nightly.yml"
 RELEASE = ROOT / ".github/workflows/release.yml"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # What is for people to look at; and the benchmark is part of the image that the workflow runs.
@@ -25,7 +26,7 @@ NOT_CHECKS = {"bench", "gallery"}
 
 
 def test_workflow_runs_every_task_that_checks_something() -> None:
-    workflow = WORKFLOW.read_text()
+    workflow = WORKFLOW.read_text() + NIGHTLY.read_text()
     ran = {*re.findall(r"make ([\w-]+)", workflow), *re.findall(r"task: ([\w-]+)", workflow)}
     assert set(run.GROUPS) - NOT_CHECKS <= ran
 
@@ -41,6 +42,12 @@ def test_workflow_tests_the_package_with_its_oldest_dependencies() -> None:
     """Those that newer Pythons know may be newer: run.py leaves them out with these."""
     [python] = re.findall(r'task: test-package, .*python: "([\d.]+)"', WORKFLOW.read_text())
     assert python == ".".join(map(str, run.OLDEST_PYTHON))
+
+
+def test_nightly_workflow_mutates_every_package() -> None:
+    mutated = re.findall(r"^ {10}- (\w+)$", NIGHTLY.read_text(), re.MULTILINE)
+    packages = [path.parent.name for path in ROOT.glob("gpuopt/*/__init__.py")]
+    assert sorted(mutated) == sorted(["gpuopt", *packages])
 
 
 def jobs(file: Path) -> dict[str, str]:

@@ -58,10 +58,9 @@ INDICES = [np.int64] if SANITIZED else [np.int32, np.int64]
 OF_THREADS = os.environ.get("GPUOPT_EMULATOR_SANITIZE") == "thread"
 DTYPES = ["float32"] if OF_THREADS else TYPES_OF_KERNELS
 HEIGHTS = [1, 2, 255, 256, 257, 2**16, 2**24 + 1, 2**31, 2**32, 2**40]
-FEW_RULES = SANITIZED or bool(os.environ.get("GPUOPT_FEW_RULES"))
 RULES = (
     rules_of_each_shape()
-    if FEW_RULES
+    if SANITIZED
     else [rule for rule in update_rules() if rule not in rules_of_other_rows_alone()]
 )
 RULES += [rule for rule in update_rules() if rule.sums and rule not in RULES][:1]
