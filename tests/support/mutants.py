@@ -33,6 +33,8 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOT_MODULES = "gpuopt"
+# Has the number of the process that runs tests: it does not get the terminal's Ctrl-C.
+PROCESS = Path("tests.pid")
 # Types are joined by `|`, and never evaluated; equal values are often the same object; floats have
 # no operators of bits.
 EXCLUDED = re.compile(
@@ -45,15 +47,17 @@ PYTEST += ["-n", "auto", "--maxprocesses", "8", "--dist", "worksteal", "-m", "no
 PYTEST += ["-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true"]
 
 
-def packages() -> list[str]:
-    return [ROOT_MODULES, *sorted(path.parent.name for path in ROOT.glob("gpuopt/*/__init__.py"))]
-
-
-def modules(package: str) -> list[Path]:
-    """Returns the files of a package, relative to the working directory."""
-    if package == ROOT_MODULES:
-        return sorted(Path("gpuopt").glob("*.py"))
-    return sorted(Path("gpuopt", package).rglob("*.py"))
+def mutations_of(package: str) -> list[MutationSpec]:
+    """Returns the mutations of everything in a function or class."""
+    pattern = "*.py" if package == ROOT_MODULES else f"{package}/**/*.py"
+    with use_db(":memory:", WorkDB.Mode.create) as session:
+        init(sorted(Path("gpuopt").glob(pattern)), session, {})
+        found = [each for item in session.work_items for each in item.mutations]
+    return [
+        each
+        for each in found
+        if each.definition_name and not EXCLUDED.fullmatch(each.operator_name)
+    ]
 
 
 def draw(mutations: list[MutationSpec], number: int) -> Iterator[MutationSpec]:
@@ -80,25 +84,12 @@ def digest(parts: tuple[object, ...]) -> bytes:
     return hashlib.sha256(repr(parts).encode()).digest()
 
 
-def all_mutations(package: str) -> list[MutationSpec]:
-    """Returns the mutations of everything in a function or class."""
-    with use_db(":memory:", WorkDB.Mode.create) as session:
-        init(modules(package), session, {})
-        found = [each for item in session.work_items for each in item.mutations]
-    return [
-        each
-        for each in found
-        if each.definition_name and not EXCLUDED.fullmatch(each.operator_name)
-    ]
-
-
 def command_of_tests(package: str, options: list[str]) -> str:
-    rest, first = [*PYTEST, *options, "tests"], []
-    if Path("tests", package).is_dir():
-        first = [[*PYTEST, *options, f"tests/{package}"]]
-        rest.append(f"--ignore=tests/{package}")
-    commands = " && ".join(shlex.join(command) for command in [*first, rest])
-    return shlex.join(["sh", "-c", f"echo $$ > tests.pid; {commands}"])
+    own = f"tests/{package}"
+    commands = [[own]] if Path(own).is_dir() else []
+    commands += [["tests", f"--ignore={own}"]]
+    joined = " && ".join(shlex.join([*PYTEST, *options, *each]) for each in commands)
+    return shlex.join(["sh", "-c", f"echo $$ > {PROCESS}; {joined}"])
 
 
 @contextmanager
@@ -114,7 +105,7 @@ def copy_of_project() -> Iterator[None]:
             yield
         finally:
             with suppress(FileNotFoundError, ProcessLookupError):
-                os.killpg(int(Path("tests.pid").read_text()), signal.SIGKILL)
+                os.killpg(int(PROCESS.read_text()), signal.SIGKILL)
             os.chdir(ROOT)
 
 
@@ -123,13 +114,15 @@ def try_package(package: str, number: int, options: list[str]) -> Iterator[dict[
     command = command_of_tests(package, options)
     started = time.monotonic()
     outcome, output = run_tests(command, None)
+    PROCESS.unlink()
     if outcome != TestOutcome.SURVIVED:
         sys.exit(f"{output}\nmutants.py: the tests fail as they are")
     limit = 60 + 3 * (time.monotonic() - started)
     noticed: list[dict[str, Any]] = []
     survivors: list[dict[str, Any]] = []
-    for mutation in draw(all_mutations(package), number):
+    for mutation in draw(mutations_of(package), number):
         result = mutate_and_test([mutation], command, limit)
+        PROCESS.unlink()
         place = {
             "file": str(mutation.module_path),
             "line": mutation.start_pos[0],
@@ -149,17 +142,19 @@ def try_package(package: str, number: int, options: list[str]) -> Iterator[dict[
 
 
 def main() -> None:
+    packages = sorted(path.parent.name for path in ROOT.glob("gpuopt/*/__init__.py"))
+    packages.insert(0, ROOT_MODULES)
     parser = argparse.ArgumentParser(description="Reports the mutants that no test notices.")
-    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=", ".join(packages()))
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=", ".join(packages))
     parser.add_argument("--functions", type=int, default=40, help="to draw of each package")
     parser.add_argument("--json", default="mutants.json", help="the report")
     parser.add_argument("--pytest", type=shlex.split, default=[], help='options, like "-m value"')
     arguments = parser.parse_args()
-    if unknown := set(arguments.packages) - set(packages()):
-        parser.error(f"not a package of gpuopt: {', '.join(sorted(unknown))}")
+    if unknown := set(arguments.packages) - set(packages):
+        parser.error(f"not packages of gpuopt: {', '.join(sorted(unknown))}")
     path, report = Path(arguments.json).resolve(), {}
     with copy_of_project():
-        for package in arguments.packages or packages():
+        for package in arguments.packages or packages:
             for so_far in try_package(package, arguments.functions, arguments.pytest):
                 report[package] = so_far
                 path.write_text(json.dumps(report, indent=1) + "\n")
