@@ -109,15 +109,18 @@ def copy_of_project() -> Iterator[None]:
             os.chdir(ROOT)
 
 
-def try_package(package: str, number: int, options: list[str]) -> Iterator[dict[str, Any]]:
-    """Yields the report on a package after each mutant."""
-    command = command_of_tests(package, options)
+def time_limit(options: list[str]) -> float:
+    """Runs the tests without a mutant; returns how many seconds those of a mutant may take."""
     started = time.monotonic()
-    outcome, output = run_tests(command, None)
+    outcome, output = run_tests(command_of_tests(ROOT_MODULES, options), None)
     PROCESS.unlink()
     if outcome != TestOutcome.SURVIVED:
         sys.exit(f"{output}\nmutants.py: the tests fail as they are")
-    limit = 60 + 3 * (time.monotonic() - started)
+    return 60 + 3 * (time.monotonic() - started)
+
+
+def reports(package: str, number: int, command: str, limit: float) -> Iterator[dict[str, Any]]:
+    """Yields the report on a package after each mutant."""
     noticed: list[dict[str, Any]] = []
     survivors: list[dict[str, Any]] = []
     for mutation in draw(mutations_of(package), number):
@@ -135,7 +138,7 @@ def try_package(package: str, number: int, options: list[str]) -> Iterator[dict[
         elif result.test_outcome == TestOutcome.SURVIVED:
             survivors.append(place)
         else:
-            sys.exit(f"{result.output}\nmutants.py: {place} could not be tried")
+            sys.exit(f"{result.output}\nmutants.py: not tried: {place}")
         score = round(len(noticed) / (len(noticed) + len(survivors)), 3)
         print(f"{package}: {score:.0%} noticed", *list(place.values())[:3], flush=True)
         yield {"score": score, "survivors": survivors, "noticed": noticed}
@@ -154,8 +157,10 @@ def main() -> None:
         parser.error(f"not packages of gpuopt: {', '.join(sorted(unknown))}")
     path, report = Path(arguments.json).resolve(), {}
     with copy_of_project():
+        limit = time_limit(arguments.pytest)
         for package in arguments.packages or packages:
-            for so_far in try_package(package, arguments.functions, arguments.pytest):
+            command = command_of_tests(package, arguments.pytest)
+            for so_far in reports(package, arguments.functions, command, limit):
                 report[package] = so_far
                 path.write_text(json.dumps(report, indent=1) + "\n")
 
