@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -247,21 +247,34 @@ def streams_end_with_their_test() -> Iterator[None]:
     gpu_streams.drop_streams()
 
 
-@pytest.fixture(params=["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)])
+CPU_FORMS = ["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)]
+GPUS = [
+    pytest.param("emulated", marks=pytest.mark.emulator),
+    pytest.param("gpu", marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(params=CPU_FORMS)
 def every_cpu_form(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
     """Runs a test with rules as written, and with each form that large work takes, in threads."""
-    monkeypatch.setenv("GPUOPT_COMPILED", "1" if request.param == "compiled" else "0")
-    limits = CpuLimits()
-    if request.param != "plain":
-        monkeypatch.setenv("GPUOPT_THREADS", "3")
-        limits = CpuLimits(small_elements=1, large_elements=0, elements_per_thread=1)
-    with backends.using(Device.cpu, CpuBackend(limits)):
+    with in_form(request.param, monkeypatch):
         yield request.param
 
 
-@pytest.fixture(params=["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)])
+@contextmanager
+def in_form(form: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("GPUOPT_COMPILED", "1" if form == "compiled" else "0")
+    limits = CpuLimits()
+    if form != "plain":
+        monkeypatch.setenv("GPUOPT_THREADS", "3")
+        limits = CpuLimits(small_elements=1, large_elements=0, elements_per_thread=1)
+    with backends.using(Device.cpu, CpuBackend(limits)):
+        yield
+
+
+@pytest.fixture(params=CPU_FORMS)
 def every_form_one_by_one(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
@@ -295,6 +308,26 @@ def emulated_gpus(compiled_kernels: None) -> Iterator[list[EmulatorLauncher]]:
         # Ctrl-C, in an earlier test, may have come where a device's context begins or ends.
         fake_cupy.cuda.current.device = 0
         yield launchers
+
+
+@pytest.fixture(params=["host", *GPUS])
+def device(request: pytest.FixtureRequest) -> str:
+    """Runs a test on each kind of device, and gives it the name of one."""
+    if request.param == "emulated":
+        request.getfixturevalue("emulated_gpus")
+    return "cpu" if request.param == "host" else "gpu:0"
+
+
+@pytest.fixture(params=[*CPU_FORMS, *GPUS])
+def every_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Runs a test in each form of the CPU and on each kind of GPU: the device's name."""
+    if request.param == "emulated":
+        request.getfixturevalue("emulated_gpus")
+    if request.param in ("emulated", "gpu"):
+        yield "gpu:0"
+        return
+    with in_form(request.param, monkeypatch):
+        yield "cpu"
 
 
 @pytest.fixture

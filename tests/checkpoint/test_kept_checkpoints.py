@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from checkpoint_values import names, value, variable
 
 from gpuopt import DeadlineExceededError, Saver, locks
-from gpuopt.checkpoint import background, checkpoint_writer, kept_checkpoints
+from gpuopt.checkpoint import checkpoint_writer, kept_checkpoints
 from gpuopt.checkpoint import saver as saver_module
 
 
@@ -162,7 +163,7 @@ def test_a_save_by_a_signal_handler_in_a_save_is_refused(
             patch.setattr(owner, attribute, handled)
             if mode == "save_async":
                 # As if the thread had not begun when the next call needs the file.
-                patch.setattr(background._thread, "start_new_thread", lambda run, given: None)
+                patch.setattr(_thread, "start_new_thread", lambda run, given: None)
                 saver.save_async(tmp_path / "m", step)
                 saver._finish_background()
             else:
@@ -186,7 +187,7 @@ def test_a_signal_handler_in_a_save_in_the_background_is_told_not_to_wait_for_it
             refused.append(True)
         replace(*arguments)
 
-    monkeypatch.setattr(background._thread, "start_new_thread", lambda run, given: None)
+    monkeypatch.setattr(_thread, "start_new_thread", lambda run, given: None)
     futures.append(saver.save_async(tmp_path / "m", 1))
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", handled)

@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dtypes import DTYPES
+from dtypes import DTYPES, every_dtype
+from each_device import variable_on
+from emulator.emulator import EmulatorLauncher
 from every_optimizer import configurations, make
 from stages import STAGES
 
 import gpuopt
 from gpuopt import ExponentialMovingAverage, IndexedSlices, Variable
+from gpuopt.backends import to_device
+from gpuopt.device import Device
 
 pytestmark = pytest.mark.value
 
@@ -24,28 +28,37 @@ SHAPES = [(3, 4), (), (70, 50), (0,), (5,)]
 class Run:
     """A model that is trained with averages; two of one seed get the same gradients."""
 
-    def __init__(self, dtype: Any, *, is_sparse: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        dtype: Any,
+        *,
+        is_sparse: bool = False,
+        xp: Any = np,
+        shapes: Any = SHAPES,
+        **options: Any,
+    ) -> None:
         self._rng = np.random.default_rng(1)
+        self._xp = xp
         self.counter = Variable(np.int64(0), name="counter")
-        shapes = [*SHAPES, *([(40, 12)] if is_sparse else [])]
         self.variables = [
-            Variable(np.asarray(self._rng.normal(size=shape)).astype(dtype), name=f"w{i}")
-            for i, shape in enumerate(shapes)
+            variable_on(xp, np.asarray(self._rng.normal(size=shape)).astype(dtype), name=f"w{i}")
+            for i, shape in enumerate([*shapes, *([(40, 12)] if is_sparse else [])])
         ]
         self._is_sparse = is_sparse
         num_updates = self.counter if options.pop("is_bounded", False) else None
         self.averages = ExponentialMovingAverage(0.9, num_updates, **options)
 
     def pairs(self) -> list[tuple[Any, Variable]]:
+        put = self._xp.asarray
         given: list[tuple[Any, Variable]] = []
         for variable in self.variables:
-            gradient: Any = np.asarray(3 * self._rng.normal(size=variable.shape))
             if self._is_sparse and variable is self.variables[-1]:
-                rows = self._rng.integers(0, 40, 30)
-                values = self._rng.normal(size=(30, 12)).astype(variable.dtype)
-                given.append((IndexedSlices(values, rows), variable))
+                rows = self._rng.integers(0, 40, 300)
+                values = self._rng.normal(size=(300, 12)).astype(variable.dtype)
+                given.append((IndexedSlices(put(values), put(rows)), variable))
             else:
-                given.append((gradient.astype(variable.dtype), variable))
+                gradient: Any = np.asarray(3 * self._rng.normal(size=variable.shape))
+                given.append((put(gradient.astype(variable.dtype)), variable))
         return given
 
     def values(self) -> list[bytes]:
@@ -346,3 +359,151 @@ def test_each_copy_of_a_mirrored_variable_has_its_average() -> None:
         strategy.run(lambda: optimizer.apply_gradients([(np.ones(1, np.float32), w.local)]))
     moved = [averages.average(copy) for copy in w.replicas]
     assert [each.numpy().tolist() for each in moved if each is not None] == [[-3.0], [-3.0]]
+
+
+# On devices
+
+
+# The loops around a rule depend on these.
+ON_DEVICES = ["plain", "decay, clip_norm, groups", "cautious", "sums, clip_norm"]
+ON_DEVICES += ["row-wise, clip_norm"]
+
+
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "mixed"])
+@pytest.mark.parametrize("stages", ON_DEVICES)
+def test_averages_are_those_of_apply_on_every_device(stages: str, is_sparse: bool, xp: Any) -> None:
+    shapes = [*SHAPES, (131, 257)]
+    check_steps(
+        STAGES[stages], np.float32, is_sparse=is_sparse, is_bounded=True, xp=xp, shapes=shapes
+    )
+
+
+@every_dtype
+def test_averages_of_every_type_are_those_of_apply_on_every_device(dtype: Any, xp: Any) -> None:
+    check_steps(STAGES["decay"], dtype, is_bounded=True, xp=xp)
+
+
+@pytest.mark.emulator
+def test_an_average_takes_no_launch_of_its_own(emulated_gpus: list[EmulatorLauncher]) -> None:
+    variables = [Variable(np.ones(s, np.float32), device="gpu:0") for s in [(3,), (40, 50)] * 4]
+    gradients = [v.storage.copy() for v in variables]
+    for stages, launches in (("plain", 1), ("decay", 1), ("clip_norm", 2), ("sums", 2)):
+        optimizer = STAGES[stages](averages=ExponentialMovingAverage(0.9))
+        for step in range(4):
+            before = emulated_gpus[0].launches
+            optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+            assert step == 0 or emulated_gpus[0].launches - before == launches
+
+
+# The type of variables, and what the optimizer is given.
+STORED: dict[str, tuple[str, dict[str, Any]]] = {
+    "float16": ("float16", {}),
+    "bfloat16": ("bfloat16", {}),
+    "slots in bfloat16": ("float32", {"slot_dtype": "bfloat16"}),
+    "float16, slots in bfloat16": ("float16", {"slot_dtype": "bfloat16"}),
+    "masters, slots in bfloat16": ("float16", {"masters": "float32", "slot_dtype": "bfloat16"}),
+    "remainders": ("bfloat16", {"masters": "remainder"}),
+    "remainders, slots in bfloat16": (
+        "bfloat16",
+        {"masters": "remainder", "slot_dtype": "bfloat16"},
+    ),
+    "at random": ("bfloat16", {"stochastic_rounding": 7}),
+    "slots at random": ("float32", {"slot_dtype": "bfloat16", "stochastic_rounding": 7}),
+    "remainders, slots at random": (
+        "bfloat16",
+        {"masters": "remainder", "slot_dtype": "bfloat16", "stochastic_rounding": 7},
+    ),
+    "8 bits": ("float32", {"slot_bits": 8}),
+    "8 bits, bfloat16": ("bfloat16", {"slot_bits": 8}),
+}
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("stored", STORED)
+def test_averages_follow_what_is_stored_in_the_launch_that_stores_it(
+    emulated_gpus: list[EmulatorLauncher], stored: str
+) -> None:
+    """To the bit, as one that `apply` moves after each step; the step is as without it."""
+    name, options = STORED[stored]
+    rng = np.random.default_rng(3)
+    # The last one is not where packs are.
+    given = [np.asarray(rng.normal(size=shape)) for shape in [(3, 4), (), (70, 9), (0,), (300,)]]
+    variables, same = [
+        [Variable(each.astype(name), device="gpu:0") for each in given] for _ in range(2)
+    ]
+    averages, apart = ExponentialMovingAverage(0.75), ExponentialMovingAverage(0.75, name="apart")
+    optimizer = gpuopt.AdamOptimizer(0.1, averages=averages, **options)
+    without = gpuopt.AdamOptimizer(0.1, **options)
+    for step in range(4):
+        pairs = [
+            (to_device(np.asarray(rng.normal(size=v.shape)).astype(name), v.device), v)
+            for v in variables
+        ]
+        before = emulated_gpus[0].launches
+        optimizer.apply_gradients(pairs)
+        assert step == 0 or emulated_gpus[0].launches - before == 1
+        without.apply_gradients([(g, each) for (g, _), each in zip(pairs, same, strict=True)])
+        for variable, each in zip(variables, same, strict=True):
+            assert variable.numpy().tobytes() == each.numpy().tobytes()
+        masters = [optimizer.get_slot(variable, "master") for variable in variables]
+        followed = [
+            variable if master is None else master
+            for variable, master in zip(variables, masters, strict=True)
+        ]
+        before = emulated_gpus[0].launches
+        apart.apply(followed)
+        assert emulated_gpus[0].launches - before == 1
+        for variable, value in zip(variables, followed, strict=True):
+            mine, expected = averages.average(variable), apart.average(value)
+            assert mine is not None
+            assert expected is not None
+            assert mine.numpy().tobytes() == expected.numpy().tobytes()
+
+
+@pytest.mark.emulator
+def test_a_refused_step_leaves_averages_and_makes_none(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    table = Variable(np.ones((50, 4), np.float32), device="gpu:0", name="table")
+    old, new = (Variable(np.ones(4, np.float32), device="gpu:0") for _ in range(2))
+    averages = ExponentialMovingAverage(0.5)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, averages=averages)
+    gpu = Device.parse("gpu:0")
+    one = to_device(np.ones(4, np.float32), gpu)
+    optimizer.apply_gradients([(one, old)])
+    rows = IndexedSlices(
+        to_device(np.ones((2, 4), np.float32), gpu), to_device(np.array([3, 50]), gpu)
+    )
+    optimizer.apply_gradients([(rows, table), (one, old), (one, new)])
+    with pytest.raises(IndexError, match="row 50 is not in"):
+        optimizer.check()
+    assert averages.average(table) is None
+    assert averages.average(new) is None
+    average = averages.average(old)
+    assert average is not None
+    assert average.numpy().tolist() == [0] * 4
+    optimizer.apply_gradients([(one, old), (one, new)])
+    assert average.numpy().tolist() == [-0.5] * 4
+    made = averages.average(new)
+    assert made is not None
+    assert made.numpy().tolist() == [0] * 4
+
+
+@pytest.mark.emulator
+def test_each_gpu_and_the_host_move_their_own_averages(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    variables = [
+        Variable(np.zeros(3, np.float32), device=place) for place in ("gpu:0", "gpu:1", "cpu")
+    ]
+    averages = ExponentialMovingAverage(0.5)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, averages=averages)
+    for _ in range(2):
+        optimizer.apply_gradients(
+            [(to_device(np.float32([1, 2, 3]), v.device), v) for v in variables]
+        )
+    for variable in variables:
+        average = averages.average(variable)
+        assert average is not None
+        assert average.device == variable.device
+        assert average.numpy().tolist() == [-1.5, -3, -4.5]

@@ -11,49 +11,40 @@ import pytest
 import textbook
 from catching_up import CASES, OPTIMIZERS, TOLERANCE, CatchingUp, roundings_of_a_named_row
 from golden_cases import error
+from late_pairs import Pair, close
 
 import gpuopt
 
+ways = pytest.mark.parametrize("catch_up", [True, "stepping"])
 
-@pytest.mark.usefixtures("every_cpu_form")
-@pytest.mark.parametrize("catch_up", [True, "stepping"])
+
+@ways
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 @pytest.mark.one_in(2)
-def test_rows_that_catch_up_step_like_tensorflows(case: dict[str, Any], catch_up: Any) -> None:
+def test_rows_that_catch_up_step_like_tensorflows(
+    case: dict[str, Any], catch_up: Any, every_place: str
+) -> None:
     golden = CatchingUp(case, catch_up)
-    for key, rows in golden.replay().items():
+    for key, rows in golden.replay(device=every_place).items():
         assert error(rows, golden.arrays[key][1:]) <= TOLERANCE[case["dtype"]], key
 
 
-@pytest.mark.usefixtures("every_cpu_form")
-@pytest.mark.parametrize("catch_up", [True, "stepping"])
+@ways
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("clipping", [{}, {"clip_norm": 0.5}, {"clip_value": 0.3}], ids=str)
 @pytest.mark.one_in(4)
 def test_every_optimizer_ends_where_it_ends_without(
-    clipping: dict[str, float], name: str, dtype: Any, catch_up: Any
+    clipping: dict[str, float], name: str, dtype: Any, catch_up: Any, every_place: str
 ) -> None:
-    rng = np.random.default_rng(1)
-    value = rng.normal(size=(30, 2)).astype(dtype)
-    ways = [
-        (OPTIMIZERS[name](catch_up=way, **clipping), gpuopt.Variable(value))
-        for way in (False, catch_up)
-    ]
-    for _ in range(60):
-        slices = gpuopt.IndexedSlices(rng.normal(size=(3, 2)).astype(dtype), rng.integers(0, 9, 3))
-        for optimizer, table in ways:
-            optimizer.apply_gradients([(slices, table)])
-    (expected, exact), (optimizer, table) = ways
+    pair = Pair(OPTIMIZERS[name], dtype=dtype, device=every_place, catch_up=catch_up, **clipping)
+    pair.step(60)
+    assert pair.is_behind()
     # A slot is rounded once in a step without, and once for all of them with it.
     tolerance = 60 * 4 * np.finfo(dtype).eps if dtype is np.float32 else 1e-7
-    np.testing.assert_allclose(table.numpy(), exact.numpy(), rtol=tolerance, atol=tolerance)
-    for slot in expected.get_slot_names():
-        got, wanted = (
-            optimizer.get_slot(table, slot).numpy(),
-            expected.get_slot(exact, slot).numpy(),
-        )
-        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=1e-12)
+    close(pair.late, pair.exact, tolerance)
+    for slot in pair.all_rows.get_slot_names():
+        np.testing.assert_allclose(*pair.slot(slot), rtol=tolerance, atol=1e-12)
 
 
 @pytest.mark.usefixtures("every_cpu_form")
@@ -97,31 +88,32 @@ def test_rows_that_step_one_by_one_have_the_bits_of_all_rows_at_every_read(
         assert mine.numpy().tobytes() == theirs.numpy().tobytes()
 
 
-@pytest.mark.usefixtures("every_cpu_form")
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_named_row_is_rounded_once(name: str) -> None:
-    assert roundings_of_a_named_row(name) <= 0.53
+def test_a_named_row_is_rounded_once(name: str, every_place: str) -> None:
+    assert roundings_of_a_named_row(name, every_place) <= 0.53
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_a_named_row_of_16_bits_is_rounded_once(dtype: Any) -> None:
-    assert roundings_of_a_named_row("AdamW", dtype=dtype) <= 0.53
+def test_a_named_row_of_16_bits_is_rounded_once(dtype: Any, device: str) -> None:
+    assert roundings_of_a_named_row("AdamW", device, dtype) <= 0.53
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("epsilon", [1e-8, 1e-3])
-def test_16_bit_tables_step_like_the_textbook(dtype: Any, epsilon: float) -> None:
+@pytest.mark.parametrize(("epsilon", "catch_up"), [(1e-8, True), (1e-3, True), (1e-8, "stepping")])
+def test_16_bit_tables_step_like_the_textbook(
+    epsilon: float, catch_up: Any, dtype: Any, device: str
+) -> None:
     rng = np.random.default_rng(2)
-    value = rng.normal(size=(12, 1)).astype(dtype)
-    table = gpuopt.Variable(value)
-    optimizer = gpuopt.AdamOptimizer(0.01, epsilon=epsilon, catch_up=True)
+    value = rng.normal(size=(12, 3)).astype(dtype)
+    table = gpuopt.Variable(value, device=device)
+    optimizer = gpuopt.AdamOptimizer(0.01, epsilon=epsilon, catch_up=catch_up)
     histories: list[list[Any]] = [[] for _ in value]
     for step in range(1, 80):
         row = int(rng.integers(0, len(value)))
-        gradient = rng.normal(size=(1, 1)).astype(dtype)
+        gradient = rng.normal(size=(1, 3)).astype(dtype)
         optimizer.apply_gradients([(gpuopt.IndexedSlices(gradient, [row]), table)])
         for at, history in enumerate(histories):
-            history.append((step, gradient[0].astype(np.float64) if at == row else np.zeros(1)))
+            history.append((step, gradient[0].astype(np.float64) if at == row else np.zeros(3)))
     got = table.numpy().astype(np.float64)
     for row, history in enumerate(histories):
         expected = textbook.adam(

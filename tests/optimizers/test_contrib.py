@@ -153,13 +153,10 @@ def test_signs_follow_the_average_and_not_the_gradient_alone() -> None:
 # RegAdagrad
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.emulator)])
 @pytest.mark.parametrize("rows", [None, [0, 1, 0]])
 def test_a_step_that_avoids_slots_reads_the_accumulator_and_leaves_it(
-    rows: Any, device: str, request: pytest.FixtureRequest
+    rows: Any, device: str
 ) -> None:
-    if device == "gpu":
-        request.getfixturevalue("emulated_gpus")
     w = Variable(np.full((2, 1), 10, np.float32), device=device)
     optimizer = gpuopt.RegAdagradOptimizer(1.0, initial_accumulator_value=4.0)
     ones = np.ones((2, 1), np.float32)

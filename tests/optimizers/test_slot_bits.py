@@ -200,16 +200,16 @@ def test_the_compiled_form_writes_what_numpy_writes(
     found = []
     for large in (1, 1 << 60):
         limits = CpuLimits(large_elements=large, elements_per_thread=1024)
-        monkeypatch.setattr(gpuopt.backends.backend_for(gpuopt.Device.cpu), "_limits", limits)
         used: list[Any] = []
         monkeypatch.setattr(coded_update, "compiled_blocks", partial(noting, used))
-        optimizer = OPTIMIZERS[name](slot_bits=8, **more)
-        variable = Variable(normal(1, shape))
-        for step in range(4):
-            gradient: Any = normal(step, shape)
-            if step > 1 and len(shape) == 2:
-                gradient = IndexedSlices(gradient[:30], np.arange(30), shape)
-            optimizer.apply_gradients([(gradient, variable)])
+        with using(Device.cpu, CpuBackend(limits)):
+            optimizer = OPTIMIZERS[name](slot_bits=8, **more)
+            variable = Variable(normal(1, shape))
+            for step in range(4):
+                gradient: Any = normal(step, shape)
+                if step > 1 and len(shape) == 2:
+                    gradient = IndexedSlices(gradient[:30], np.arange(30), shape)
+                optimizer.apply_gradients([(gradient, variable)])
         assert bool(used) == (large == 1)
         state = optimizer.state_dict({"w": variable})
         found.append([variable.numpy(), *(of["w"] for of in state["slots"].values())])

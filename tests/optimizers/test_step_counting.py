@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from threading import Thread
 from typing import Any
 
@@ -16,13 +15,6 @@ from gpuopt import IndexedSlices, ParameterGroup, Variable
 
 GRADIENTS = np.random.default_rng(5).normal(size=(20, 3))
 SCHEDULE_FREE = [gpuopt.ScheduleFreeSGDOptimizer, gpuopt.ScheduleFreeAdamWOptimizer]
-
-
-@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.emulator)])
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "gpu":
-        request.getfixturevalue("emulated_gpus")
-    return request.param
 
 
 def trained(optimizer: Any, gradients: Any = GRADIENTS, dtype: Any = np.float64) -> Variable:

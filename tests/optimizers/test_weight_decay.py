@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import fake_cupy
 import numpy as np
 import pytest
 
 import gpuopt
-from gpuopt import IndexedSlices, Variable, extend_with_decoupled_weight_decay
+from gpuopt import Device, IndexedSlices, Variable, extend_with_decoupled_weight_decay
+from gpuopt.backends import to_device
 
 pytestmark = pytest.mark.value
 
@@ -46,16 +46,8 @@ BASES = {
 }
 
 
-@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.emulator)])
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "gpu":
-        request.getfixturevalue("emulated_gpus")
-    return request.param
-
-
 def put(device: str, values: Any, dtype: Any = np.float32) -> Any:
-    array = np.array(values, dtype)
-    return array if device == "cpu" else fake_cupy.asarray(array)
+    return to_device(np.array(values, dtype), Device.parse(device))
 
 
 def variable(device: str, *shape: int) -> Variable:

@@ -16,85 +16,119 @@ import pytest
 from late_pairs import HEIGHT, SLICES, Pair, close
 
 import gpuopt
+from gpuopt import ParameterGroup, Saver, Variable
+from gpuopt.distributed import MirroredStrategy, PerReplica
 from gpuopt.step import tables_behind
 
-READS: dict[str, Callable[[gpuopt.Variable], Any]] = {
+GPUS = [
+    pytest.param("emulated", marks=pytest.mark.emulator),
+    pytest.param("gpu", marks=pytest.mark.gpu),
+]
+
+READS: dict[str, Callable[[Variable], Any]] = {
     "numpy()": lambda table: table.numpy(),
     "value()": lambda table: table.value().copy(),
     "storage": lambda table: table.storage.copy(),
-    "asarray": lambda table: np.array(np.asarray(table)),
     "table + 0": lambda table: table + 0,
     "0 + table": lambda table: 0 + table,
     "table[...]": lambda table: table[...].copy(),
+    "copy": lambda table: copy.deepcopy(table).numpy(),
+    "a Variable of it": lambda table: Variable(table).numpy(),
+    "assigned": lambda table: Variable(np.zeros(table.shape, "f4")).assign(table).numpy(),
+    "all rows": lambda table: gpuopt.embedding_lookup(table, np.arange(HEIGHT)),
+}
+READS_OF_NUMPY: dict[str, Callable[[Variable], Any]] = {
+    "asarray": lambda table: np.array(np.asarray(table)),
     "np.concatenate": lambda table: np.concatenate([table, table])[: len(table)],
     "np.positive": lambda table: np.positive(table),
-    "copy": lambda table: copy.deepcopy(table).numpy(),
     "DLPack": lambda table: np.from_dlpack(table).copy(),
-    "a Variable of it": lambda table: gpuopt.Variable(table).numpy(),
-    "assigned": lambda table: gpuopt.Variable(np.zeros(table.shape, "f4")).assign(table).numpy(),
     "a loss": lambda table: _gradient_of(lambda: (table * table).sum(), table) / 2,
-    "flush()": lambda table: None,
 }
 
 
-def _gradient_of(loss: Callable[[], Any], table: gpuopt.Variable) -> Any:
+def _gradient_of(loss: Callable[[], Any], table: Variable) -> Any:
     [(gradient, _)] = gpuopt.AdamOptimizer().compute_gradients(loss, var_list=[table])
     return gradient
 
 
-@pytest.mark.parametrize("read", READS)
-def test_a_read_sees_all_steps(read: str) -> None:
-    pair = Pair()
+def check_read(pair: Pair, read: Callable[[Variable], Any], *, is_whole: bool = True) -> None:
     pair.step(20)
     assert pair.is_behind()
-    if read == "flush()":
-        pair.optimizer.flush()
-        got = pair.late._array
-    else:
-        got = READS[read](pair.late)
-    assert not pair.is_behind()
+    got = read(pair.late)
+    assert not (is_whole and pair.is_behind())
     close(got, pair.exact)
+    pair.step(3)
     pair.check()
 
 
-def test_a_slot_that_is_read_shows_all_steps() -> None:
-    pair = Pair()
+@pytest.mark.parametrize("read", READS)
+def test_a_read_sees_all_steps(read: str, device: str) -> None:
+    check_read(Pair(device=device), READS[read], is_whole=read != "all rows")
+
+
+@pytest.mark.parametrize("read", READS_OF_NUMPY)
+def test_a_read_by_numpy_sees_all_steps(read: str) -> None:
+    check_read(Pair(), READS_OF_NUMPY[read])
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("device", GPUS, indirect=True)
+def test_a_read_by_another_gpu_sees_all_steps(device: str) -> None:
+    check_read(Pair(device=device), lambda table: Variable(table, device="gpu:1"))
+
+
+def test_a_flush_makes_all_steps(device: str) -> None:
+    pair = Pair(device=device)
+    pair.step(20)
+    pair.optimizer.flush()
+    assert not pair.is_behind()
+    close(pair.late._array, pair.exact)
+    pair.check()
+
+
+def test_a_slot_may_be_read_and_written(device: str) -> None:
+    pair = Pair(device=device)
     pair.step(20)
     close(*pair.slot("m"))
+    assert not pair.is_behind()
     pair.step(20)
     close(*pair.slot("v"))
+    assert not pair.is_behind()
+    pair.step(10)
+    for optimizer, table in pair.both:
+        optimizer.get_slot(table, "m").assign(np.ones(table.shape, "f4"))
+    pair.step(10)
     pair.check()
 
 
-WRITES: dict[str, Callable[[gpuopt.Variable], Any]] = {
+WRITES: dict[str, Callable[[Variable], Any]] = {
     "assign": lambda table: table.assign(np.ones(table.shape, "f4")),
     "assign_add": lambda table: table.assign_add(np.ones(table.shape, "f4")),
     "+=": lambda table: table.__iadd__(1),
     "table[1:3] =": lambda table: table.__setitem__(slice(1, 3), 4),
+}
+WRITES_OF_NUMPY: dict[str, Callable[[Variable], Any]] = {
     "np.copyto": lambda table: np.copyto(table, np.float32(2)),
     "np.add, out=": lambda table: np.add(table, 1, out=table),
 }
 
 
+def check_write(pair: Pair, write: Callable[[Variable], Any]) -> None:
+    pair.step(20)
+    write(pair.late)
+    write(pair.exact)
+    pair.step(20)
+    pair.check()
+
+
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_comes_after_the_steps_before_it(write: str) -> None:
-    pair = Pair()
-    pair.step(20)
-    WRITES[write](pair.late)
-    WRITES[write](pair.exact)
-    pair.step(20)
-    pair.late.numpy()
-    pair.check()
+def test_a_write_comes_after_the_steps_before_it(write: str, device: str) -> None:
+    check_write(Pair(device=device), WRITES[write])
 
 
-def test_a_slot_may_be_written() -> None:
-    pair = Pair()
-    pair.step(10)
-    for optimizer, table in ((pair.optimizer, pair.late), (pair.all_rows, pair.exact)):
-        optimizer.get_slot(table, "m").assign(np.ones(table.shape, "f4"))
-    pair.step(10)
-    pair.late.numpy()
-    pair.check()
+@pytest.mark.parametrize("write", WRITES_OF_NUMPY)
+def test_a_write_by_numpy_comes_after_the_steps_before_it(write: str) -> None:
+    check_write(Pair(), WRITES_OF_NUMPY[write])
 
 
 def test_a_lookup_brings_up_its_rows_alone() -> None:
@@ -108,7 +142,6 @@ def test_a_lookup_brings_up_its_rows_alone() -> None:
     others = np.setdiff1d(np.arange(HEIGHT), ids)
     np.testing.assert_array_equal(pair.late._array[others], before[others])
     assert pair.is_behind()
-    pair.late.numpy()
     pair.check()
 
 
@@ -136,7 +169,7 @@ def test_a_loss_may_read_the_table_after_a_lookup() -> None:
     pair = Pair()
     pair.step(20)
 
-    def loss_of(table: gpuopt.Variable) -> Callable[[], Any]:
+    def loss_of(table: Variable) -> Callable[[], Any]:
         return lambda: (gpuopt.embedding_lookup(table, [3]) ** 2).sum() + (table * table).sum()
 
     close(
@@ -154,16 +187,39 @@ def test_a_lookup_out_of_range_writes_nothing(ids: list[int]) -> None:
     with pytest.raises(IndexError):
         pair.optimizer.apply_gradients([(SLICES(np.ones((len(ids), 3), "f4"), ids), pair.late)])
     np.testing.assert_array_equal(pair.late._array, before)
-    pair.late.numpy()
     pair.check()
 
 
-def test_a_dense_gradient_comes_after_all_steps() -> None:
-    pair = Pair()
-    pair.step(10)
-    pair.apply(np.ones((HEIGHT, 3), np.float32))
-    pair.step(10)
-    pair.late.numpy()
+@pytest.mark.parametrize("kind", ["empty", "dense", "not finite", "one row of many"])
+def test_steps_of_all_kinds_come_between(kind: str, device: str) -> None:
+    pair = Pair(device=device, on_nonfinite="skip")
+    gradients = {
+        "empty": SLICES(np.zeros((0, 3), "f4"), np.zeros(0, np.int64)),
+        "dense": np.ones((HEIGHT, 3), np.float32),
+        "not finite": SLICES(np.full((1, 3), np.nan, "f4"), np.array([1])),
+        "one row of many": SLICES(np.ones((500, 3), "f4"), np.full(500, 7)),
+    }
+    for _ in range(4):
+        pair.step(5)
+        pair.apply(gradients[kind])
+    pair.step(5)
+    pair.check()
+
+
+def test_a_loss_that_is_scaled_skips_its_steps(device: str) -> None:
+    pair = Pair(device=device)
+    scaling = [
+        gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(8.0))
+        for optimizer, _ in pair.both
+    ]
+    for number in range(30):
+        slices = pair.slices()
+        factor = np.float32(np.inf if number % 7 == 3 else 8)
+        scaled = SLICES(slices.values * factor, slices.indices)
+        for optimizer, (_, table) in zip(scaling, pair.both, strict=True):
+            optimizer.apply_gradients([(scaled, table)])
+    assert [each.num_skipped for each in scaling] == [4, 4]
+    assert pair.is_behind()
     pair.check()
 
 
@@ -181,19 +237,14 @@ def test_another_optimizers_step_comes_after_all_steps() -> None:
     pair.check()
 
 
-def test_hyperparameters_may_change() -> None:
-    pair = Pair(learning_rate=0.1)
-    for name, value in (
-        ("beta1", 0.5),
-        ("learning_rate", lambda: 0.05),
-        ("epsilon", 1e-3),
-        ("beta2", 0.99),
-    ):
+def test_hyperparameters_may_change(device: str) -> None:
+    pair = Pair(device=device, learning_rate=0.1)
+    changes = ("beta1", 0.5), ("learning_rate", lambda: 0.05), ("epsilon", 1e-3), ("beta2", 0.99)
+    for name, value in changes:
         pair.step(15)
-        for optimizer in (pair.optimizer, pair.all_rows):
+        for optimizer, _ in pair.both:
             optimizer.hyperparameters[name] = value
     pair.step(15)
-    pair.late.numpy()
     pair.check()
 
 
@@ -202,11 +253,10 @@ def test_betas_for_which_steps_count_for_ever_move_all_rows() -> None:
     pair.step(5)
     assert not pair.is_behind()
     pair.check()
-    for optimizer in (pair.optimizer, pair.all_rows):
+    for optimizer, _ in pair.both:
         optimizer.hyperparameters["beta2"] = 0.999
     pair.step(5)
     assert pair.is_behind()
-    pair.late.numpy()
     pair.check()
 
 
@@ -220,81 +270,74 @@ def test_more_steps_than_there_is_room_for() -> None:
     np.testing.assert_allclose(pair.late.numpy(), pair.exact.numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_empty_gradients_count_as_steps() -> None:
-    pair = Pair()
-    pair.step(3)
-    for _ in range(4):
-        pair.apply(SLICES(np.zeros((0, 3), "f4"), np.zeros(0, np.int64)))
-    pair.late.numpy()
-    pair.check()
-
-
-def test_a_step_that_is_skipped_is_not_counted() -> None:
-    pair = Pair(on_nonfinite="skip")
-    pair.step(3)
-    pair.apply(SLICES(np.full((1, 3), np.nan, "f4"), [1]))
-    pair.step(3)
-    pair.late.numpy()
-    pair.check()
-
-
-def test_several_tables_and_groups() -> None:
-    tables = [gpuopt.Variable(np.ones((20 + i, 2), "f4"), name=f"table{i}") for i in range(3)]
-    exact = [gpuopt.Variable(np.ones((20 + i, 2), "f4"), name=f"exact{i}") for i in range(3)]
-
-    def groups(of: list[gpuopt.Variable]) -> list[gpuopt.ParameterGroup]:
-        return [
-            gpuopt.ParameterGroup(variables=of[1:2], beta1=0.5, learning_rate=0.1, epsilon=1e-4)
-        ]
-
-    late = gpuopt.AdamOptimizer(catch_up=True, groups=groups(tables))
-    all_rows = gpuopt.AdamOptimizer(groups=groups(exact))
+def test_tables_of_groups_fall_behind_beside_each_other(device: str) -> None:
+    """Some of one width, which are updated together; not all in each step."""
     rng = np.random.default_rng(6)
-    for step in range(30):
-        chosen = range(3) if step % 3 else range(1, 3)
-        slices = [
-            SLICES(rng.normal(size=(2, 2)).astype("f4"), rng.integers(0, 20, 2)) for _ in "12"
+    shapes = [(20, 2), (33, 2), (7, 2), (20, 5)]
+    of_both = []
+    for where, catch_up in ((device, True), ("cpu", False)):
+        tables = [Variable(np.ones(shape, "f4"), device=where) for shape in shapes]
+        groups = [
+            ParameterGroup(variables=tables[1:2], beta1=0.5, learning_rate=0.1, epsilon=1e-4),
+            ParameterGroup(variables=tables[2:3], learning_rate=0.01),
         ]
-        for optimizer, of in ((late, tables), (all_rows, exact)):
-            optimizer.apply_gradients([(slices[i % 2], of[i]) for i in chosen])
-    for table, other in zip(tables, exact, strict=True):
-        close(table.numpy(), other.numpy())
+        of_both.append((gpuopt.AdamOptimizer(catch_up=catch_up, groups=groups), tables))
+    for number in range(30):
+        chosen = [at for at in range(4) if (number + at) % 3]
+        slices = {
+            at: SLICES(rng.normal(size=(4, shapes[at][1])).astype("f4"), rng.integers(0, 7, 4))
+            for at in chosen
+        }
+        for optimizer, tables in of_both:
+            optimizer.apply_gradients([(slices[at], tables[at]) for at in chosen])
+        if number % 10 == 4:
+            for _, tables in of_both:
+                gpuopt.embedding_lookup(tables[number % 4], [1, 5])
+    for table, other in zip(of_both[0][1], of_both[1][1], strict=True):
+        close(table, other)
 
 
-def test_an_average_follows_all_steps() -> None:
-    pair = Pair()
+def test_an_average_follows_all_steps(device: str) -> None:
+    pair = Pair(device=device)
     averages = [gpuopt.ExponentialMovingAverage(0.9, name=name) for name in ("One", "Two")]
     for _ in range(3):
         pair.step(5)
-        for average, table in zip(averages, (pair.late, pair.exact), strict=True):
+        for average, (_, table) in zip(averages, pair.both, strict=True):
             average.apply([table])
-    close(averages[0].average(pair.late).numpy(), averages[1].average(pair.exact).numpy())
+    close(averages[0].average(pair.late), averages[1].average(pair.exact))
 
 
-def test_a_checkpoint_has_rows_brought_up_to_date(tmp_path: Path) -> None:
-    pair = Pair()
+@pytest.mark.parametrize("restored_by", [True, "stepping", False])
+def test_a_file_is_restored_into_either_form(restored_by: Any, device: str, tmp_path: Path) -> None:
+    pair = Pair(device=device)
+    pair.step(25)
+    assert pair.is_behind()
+    path = Saver({"table": pair.late}, optimizers=[pair.optimizer]).save(tmp_path / "model")
+    assert not pair.is_behind()
+    start = np.zeros((HEIGHT, 3), "f4")
+    table, optimizer = (
+        Variable(start, device=device),
+        gpuopt.AdamOptimizer(catch_up=restored_by, name="Late"),
+    )
+    for _ in range(12):  # rows that are behind are overwritten
+        optimizer.apply_gradients([(pair.slices(), table)])
+    Saver({"table": table}, optimizers=[optimizer]).restore(path)
+    np.testing.assert_array_equal(table.numpy(), pair.late.numpy())
+    pair.late, pair.optimizer = table, optimizer
     pair.step(20)
-    saver = gpuopt.Saver({"w": pair.late}, optimizers=[pair.optimizer])
-    path = saver.save(str(tmp_path / "late"))
     pair.check()
-    # Into the other form, and into this one again after more steps.
-    value = np.zeros((HEIGHT, 3), np.float32)
-    restored = Pair()
-    for table, optimizer in (
-        (restored.late, restored.optimizer),
-        (restored.exact, restored.all_rows),
-    ):
-        table.assign(value)
-        state = pair.optimizer.state_dict({"w": pair.late})
+
+
+def test_a_state_is_loaded_into_either_form() -> None:
+    pair, restored = Pair(), Pair()
+    pair.step(20)
+    state = pair.optimizer.state_dict({"w": pair.late})
+    pair.check()
+    for optimizer, table in restored.both:
         optimizer.load_state_dict(state, {"w": table})
         table.assign(pair.late)
     restored.step(10)
-    restored.late.numpy()
     restored.check()
-    expected = pair.exact.numpy()
-    pair.step(5)
-    saver.restore(path)
-    close(pair.late.numpy(), expected)
 
 
 def test_rows_may_come_and_go() -> None:
@@ -306,18 +349,16 @@ def test_rows_may_come_and_go() -> None:
             rows.append(np.ones((2, 3), np.float32))
             rows.remove([0, 5])
     pair.step(10)
-    pair.late.numpy()
     pair.check()
 
 
 def test_a_slot_may_be_replaced() -> None:
     pair = Pair()
     pair.step(10)
-    for optimizer, table in ((pair.optimizer, pair.late), (pair.all_rows, pair.exact)):
+    for optimizer, table in pair.both:
         slots = optimizer.state.table("m")
-        slots[table.identity] = gpuopt.Variable(np.ones((HEIGHT, 3), "f4"), trainable=False)
+        slots[table.identity] = Variable(np.ones((HEIGHT, 3), "f4"), trainable=False)
     pair.step(10)
-    pair.late.numpy()
     pair.check()
 
 
@@ -330,24 +371,26 @@ def test_hooks_may_call_the_rule(in_hook: str) -> None:
     pair.step(10)
     pair.apply(np.ones((HEIGHT, 3), np.float32))
     pair.step(10)
-    pair.late.numpy()
     pair.check()
 
 
-def test_minimize_updates_tables_that_are_behind() -> None:
-    pair = Pair()
+@pytest.mark.parametrize("device", ["host", GPUS[1]], indirect=True)  # autograd takes no stand-in
+def test_minimize_updates_tables_that_are_behind(device: str) -> None:
+    pair = Pair(device=device)
+    pair.step(20)
     for step in range(12):
-        ids = np.array([step % 5, 7])
-        for optimizer, table in ((pair.optimizer, pair.late), (pair.all_rows, pair.exact)):
+        ids = np.array([[step % 5, 7], [2, HEIGHT - 1]])
+        for optimizer, table in pair.both:
 
             def loss(table: Any = table, ids: Any = ids) -> Any:
                 return ((gpuopt.embedding_lookup(table, ids) - 1) ** 2).sum()
 
             optimizer.minimize(loss, var_list=[table], gate_gradients=step % 3)
-    pair.late.numpy()
+    assert pair.is_behind()
     pair.check()
 
 
+@pytest.mark.internal
 def test_a_table_goes_with_its_variable() -> None:
     pair = Pair()
     pair.step(3)
@@ -359,6 +402,7 @@ def test_a_table_goes_with_its_variable() -> None:
     assert len(tables_behind.members_of_tables) == number - 3
 
 
+@pytest.mark.internal
 def test_a_table_catches_up_after_its_optimizer_is_gone() -> None:
     pair = Pair()
     pair.step(10)
@@ -375,10 +419,10 @@ def test_a_step_size_that_is_not_finite_moves_every_row(make: Any, rate: float) 
     pair.step(500)
     pair.apply(SLICES(np.ones((1, 3), "f4"), [31]))
     pair.step(2)
-    for optimizer in (pair.optimizer, pair.all_rows):
+    for optimizer, _ in pair.both:
         optimizer.hyperparameters["learning_rate"] = rate
     pair.step()
-    for optimizer in (pair.optimizer, pair.all_rows):
+    for optimizer, _ in pair.both:
         optimizer.hyperparameters["learning_rate"] = 0.01
     pair.step(3)
     pair.late.numpy()
@@ -386,6 +430,7 @@ def test_a_step_size_that_is_not_finite_moves_every_row(make: Any, rate: float) 
     pair.check()
 
 
+@pytest.mark.internal
 def test_room_is_used_up_before_rows_are_brought_up_to_date() -> None:
     pair = Pair()
     pair.step()
@@ -411,12 +456,83 @@ def test_a_step_around_another_brings_up_its_rows_alone(what: str, *, in_hooks: 
     pair = Pair(made)
     if what == "clipping":
         pair.optimizer, pair.all_rows = (
-            gpuopt.VariableClippingOptimizer(each, {table: [1]}, 1.0)
-            for each, table in ((pair.optimizer, pair.late), (pair.all_rows, pair.exact))
+            gpuopt.VariableClippingOptimizer(each, {table: [1]}, 1.0) for each, table in pair.both
         )
     pair.apply(SLICES(np.ones((1, 3), "f4"), [30]))
     pair.step(4)
     behind: Any = pair.late.identity.behind
     assert behind._catch_up.last[30] == 1
-    pair.late.numpy()
     pair.check()
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("device", GPUS, indirect=True)
+def test_mirrored_copies_on_two_gpus_catch_up_alike() -> None:
+    ids = np.random.default_rng(8).integers(0, 12, (20, 2, 3))
+    ends = []
+    for devices, catch_up in ((["gpu:0", "gpu:1"], True), (["cpu", "cpu"], False)):
+        strategy = MirroredStrategy(devices)
+        table = strategy.variable(np.ones((12, 2), np.float32), name="mirrored")
+        optimizer = gpuopt.AdamOptimizer(0.01, catch_up=catch_up)
+
+        def train(rows: Any, seen: Any, table: Any = table, optimizer: Any = optimizer) -> None:
+            gpuopt.embedding_lookup(table.local, seen)
+            values = 2 * gpuopt.embedding_lookup(table.local, rows)
+            optimizer.apply_gradients([(SLICES(values, rows), table.local)])
+
+        for number, rows in enumerate(ids):
+            strategy.run(train, [PerReplica(rows), PerReplica([[number % 12], [0]])])
+        arrays = [
+            [copy.numpy(), *(optimizer.get_slot(copy, name).numpy() for name in "mv")]
+            for copy in table.replicas
+        ]
+        for one, other in zip(*arrays, strict=True):
+            np.testing.assert_array_equal(one, other)
+        ends.append(arrays[0])
+    for got, expected in zip(*ends, strict=True):
+        close(got, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("seed", range(2))
+def test_mirrored_tables_on_two_gpus_take_what_comes(seed: int) -> None:
+    ends = []
+    for devices, catch_up in ((["gpu:0", "gpu:1"], True), (["cpu", "cpu"], False)):
+        rng = np.random.default_rng(seed)
+        strategy = MirroredStrategy(devices)
+        tables = [strategy.variable(np.ones((24, width), np.float32)) for width in (2, 5)]
+        optimizer, other = (gpuopt.AdamOptimizer(0.01, catch_up=catch_up) for _ in "12")
+        for _ in range(40):
+            event = rng.choice(["", "look up", "read", "assign", "other", "read one", "flush"])
+            chosen = [[0], [1], [0, 1]][rng.integers(3)]
+            rows = rng.integers(0, 12, (2, 4))
+            values = [rng.normal(size=(2, 4, width)).astype("f4") for width in (2, 5)]
+
+            by = other if event == "other" else optimizer
+            slices = [list(map(SLICES, each, rows)) for each in values]
+
+            def train(
+                replica: int, rows: Any, event: str, by: Any, slices: Any, tables: Any = tables
+            ) -> None:
+                local = [table.local for table in tables]
+                if event == "look up":
+                    gpuopt.embedding_lookup(local[0], rows)
+                if event == "read":
+                    local[1].numpy()
+                if event == "assign":
+                    local[0].assign_add(np.full((24, 2), 0.01, "f4"))
+                by.apply_gradients([(each[replica], local[at]) for at, each in slices])
+
+            given = event, by, [(at, slices[at]) for at in chosen]
+            strategy.run(train, [PerReplica([0, 1]), PerReplica(list(rows)), *given])
+            if event == "read one":
+                tables[0].replicas[1].numpy()
+            if event == "flush":
+                optimizer.flush()
+        for table in tables:
+            np.testing.assert_array_equal(*[copy.numpy() for copy in table.replicas])
+        ends.append([table.replicas[0].numpy() for table in tables])
+    for got, expected in zip(*ends, strict=True):
+        close(got, expected, 4e-6)

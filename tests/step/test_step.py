@@ -291,14 +291,11 @@ class Hooked(gpuopt.MomentumOptimizer):
         super()._apply_sparse(grad, var)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.emulator)])
 @pytest.mark.parametrize("memory", ["variable", "slot"])
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_a_gradient_that_an_earlier_hook_writes_is_read_before(
-    is_sparse: bool, memory: str, device: str, request: pytest.FixtureRequest
+    is_sparse: bool, memory: str, device: str
 ) -> None:
-    if device != "cpu":
-        request.getfixturevalue("emulated_gpus")
     ones = np.ones((3, 2), np.float32)
     a = Variable(ones, name="a", device=device)
     b = Variable(np.zeros_like(ones), name="b", device=device)

@@ -59,13 +59,8 @@ CHANGES: dict[str, Callable[[Any, Callable[[Callable[[Variable], Any]], Any]], N
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.emulator)])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_several_is_that_of_each(
-    change: str, device: str, request: pytest.FixtureRequest
-) -> None:
-    if device != "cpu":
-        request.getfixturevalue("emulated_gpus")
+def test_a_change_of_several_is_that_of_each(change: str, device: str) -> None:
     together, alone = Scene(device), Scene(device)
     CHANGES[change](
         gpuopt.rows(together.variables), lambda make: [make(v) for v in together.variables]
