@@ -13,12 +13,16 @@ import interrupted_calls
 import interrupted_imports
 import pytest
 
+FULL = bool(os.environ.get("GPUOPT_FULL"))
+in_full = pytest.mark.skipif(not FULL, reason="make test-full runs it")
 # Of each kind of call; there are a dozen.
-NUMBER = 1_000 if os.environ.get("GPUOPT_FULL") else 40
+NUMBER = 1_000 if FULL else 40
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no such signals")
-@pytest.mark.parametrize("compiled", ["0", pytest.param("1", marks=pytest.mark.cxx)])
+@pytest.mark.parametrize(
+    "compiled", [pytest.param("0", marks=in_full), pytest.param("1", marks=pytest.mark.cxx)]
+)
 def test_exceptions_at_random_moments_leave_everything_working(
     compiled: str, tmp_path: Path
 ) -> None:
@@ -36,7 +40,7 @@ def test_a_first_loss_works_after_an_interrupt_of_any_import_of_it() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-CTRL_C = 2_000 if os.environ.get("GPUOPT_FULL") else 10
+CTRL_C = 2_000 if FULL else 10
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no such signals")
