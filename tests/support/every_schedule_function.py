@@ -19,9 +19,12 @@ FORMULAS = {
 # (function, arguments without the global step and the learning rate)
 DECAYS: list[tuple[str, dict[str, Any]]] = [
     *(
-        (name, {"decay_steps": steps, "decay_rate": rate, "staircase": staircase})
+        (name, settings)
         for name in ("exponential_decay", "natural_exp_decay", "inverse_time_decay")
-        for steps, rate, staircase in ((100, 0.9, False), (37.5, 0.5, True))
+        for settings in (
+            {"decay_steps": 100, "decay_rate": 0.9},
+            {"decay_steps": 37.5, "decay_rate": 0.5, "staircase": True},
+        )
     ),
     ("polynomial_decay", {"decay_steps": 150, "end_learning_rate": 0.01}),
     (

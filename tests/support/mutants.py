@@ -44,7 +44,7 @@ EXCLUDED = re.compile(
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
 PYTEST += ["-n", "auto", "--maxprocesses", "8", "--dist", "worksteal", "-m", "not nvrtc"]
 # A test that hangs fails.
-PYTEST += ["-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true"]
+PYTEST += ["-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true"]
 
 
 def mutations_of(package: str) -> list[MutationSpec]:
