@@ -181,6 +181,11 @@ TASKS = {
         "time gpuopt beside other libraries: gpuopt bench", {"bench": "python -m gpuopt bench"}
     ),
     "docs": Task("build the documentation", {"docs": "python -m mkdocs build -s"}, ["docs"]),
+    "new-optimizer": Task(
+        "add an optimizer by its NAME: write its pieces, or what follows from them",
+        {"new-optimizer": f"{ONE_THREAD} python tests/support/new_optimizer.py"},
+        ["test", "plots"],
+    ),
     "gallery": Task(
         "draw the pictures of docs/optimizers.md",
         {"gallery": f"{ONE_THREAD} python tests/support/gallery.py"},
