@@ -174,7 +174,7 @@ ON_THE_HOST_BY_AUTOGRAD = (
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("module_name", MODULES)
 @pytest.mark.parametrize("name", EXPRESSIONS)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 def test_gradient_is_right_and_in_float32(name: str, module_name: str, spelling: Any) -> None:
     module, to_host = module_of(module_name)
 

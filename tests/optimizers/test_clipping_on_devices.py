@@ -76,6 +76,7 @@ def states_after(
         *((name, np.dtype(np.float32)) for name in OPTIMIZERS if name != "Adam"),
     ],
 )
+@pytest.mark.one_in(3)
 def test_every_device_clips_alike(dtype: Any, name: str, is_sparse: bool, xp: Any) -> None:
     groups = [ParameterGroup("w[34]", clip_norm=0.5), ParameterGroup("w5", clip_value=0.25)]
     for options in ({"clip_norm": 2.0, "groups": groups}, {"clip_value": 0.5}):

@@ -486,6 +486,7 @@ def test_two_stages_are_the_same_on_a_gpu(stages: Sequence[str], kind: str, dtyp
 
 @pytest.mark.gpu
 @cases(MIXED_ON_GPUS, [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.one_in(3)
 def test_two_stages_with_more_state_are_the_same_on_a_gpu(
     stages: Sequence[str], dtype: Any
 ) -> None:

@@ -25,10 +25,12 @@ def divide(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
             chosen.append(item)
             continue
         [n] = marker.args
-        of_test = seen[item.nodeid.partition("[")[0]]
+        # By the parameters alone: tests of the same ones share what they compile.
+        test, _, case = item.nodeid.partition("[")
+        of_test = seen[test]
         parameters = item.callspec.params  # type: ignore[attr-defined]
         values = {(name, id(value)) for name, value in parameters.items()}
-        if crc32(item.nodeid.encode()) % n == 0 or not values <= of_test:
+        if crc32(case.encode()) % n == 0 or not values <= of_test:
             chosen.append(item)
             of_test |= values
         else:

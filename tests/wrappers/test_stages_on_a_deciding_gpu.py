@@ -146,7 +146,7 @@ POLICIES = ("newest", "random", "oldest")
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_a_gpu_decides_what_the_host_would_to_the_bit(
     stage: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +195,7 @@ def test_a_gpu_decides_what_the_host_would_to_the_bit(
 @pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
 @pytest.mark.parametrize("kind", ["dense", "mixed"])
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.one_in(3)
 def test_the_host_waits_for_no_step_beside_any_stage(
     stage: str, kind: str, waits: list[str]
 ) -> None:

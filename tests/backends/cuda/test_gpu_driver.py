@@ -190,6 +190,7 @@ def test_the_counters_count_allocations_waits_and_compilations(cupy: Any, clock:
 
 
 @configurations
+@pytest.mark.one_in(4)
 def test_from_the_third_step_on_nothing_is_allocated_compiled_or_waited_for(
     cupy: Any, clock: GpuClock, page_locked: list[int], name: str, arguments: dict[str, Any]
 ) -> None:

@@ -346,6 +346,7 @@ def page_locked(cupy: Any) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("kind", ["one variable", "sparse", "many variables"])
+@pytest.mark.one_in(3)
 def test_a_loop_far_ahead_of_the_gpu_allocates_no_page_locked_memory(
     page_locked: list[int], kind: str
 ) -> None:

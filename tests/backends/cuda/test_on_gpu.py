@@ -85,7 +85,7 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 
 @in_every_dtype
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 def test_dense_steps_are_numpys_in_every_layout(
     device: Device, name: str, arguments: dict[str, Any], dtype: str
 ) -> None:
@@ -94,7 +94,7 @@ def test_dense_steps_are_numpys_in_every_layout(
 
 
 @in_every_dtype
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 def test_sparse_steps_are_numpys_for_all_kinds_of_rows(
     device: Device, name: str, arguments: dict[str, Any], dtype: str
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_device_that_skips_the_last_element_or_row_is_found(
 @pytest.mark.parametrize("device", [ON_GPU], indirect=True)
 @configurations
 @dtypes
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 def test_two_runs_give_the_same_bits(
     device: Device, name: str, arguments: dict[str, Any], dtype: str
 ) -> None:

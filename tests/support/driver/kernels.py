@@ -21,7 +21,7 @@ INCLUDE = NATIVE / "include"
 FLAGS = [
     # As the emulator's own kernels; see emulator/kernel_library.py.
     *("-std=c++20", "-O1", "-fexpensive-optimizations", "-mfma", "-ffp-contract=fast"),
-    *("-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-fPIC", "-w", "-fdata-sections"),
+    *("-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-fPIC", "-w", "-fdata-sections", "-nostdlib"),
 ]
 _SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<.*$", re.MULTILINE)
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+([\w ]+?)\s+(\w+)\s*\[\s*\]")
@@ -126,6 +126,7 @@ def compile_kernel(module: Module, expression: str) -> ctypes.CDLL:
     text = source_for_emulator(module.source, expression)
     command = ["g++", *FLAGS, f"-include{precompiled.with_suffix('')}", *own, *folders, *defines]
     command += [headers(), "-shared", f"-Wl,-T,{EMULATOR / 'shared_memory.ld'}", "-x", "c++", "-"]
+    ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)
     kernel = ctypes.CDLL(str(build("kernel.so", command, digests, text)))
     kernel.emulator_argument_sizes.restype = ctypes.POINTER(ctypes.c_uint)
     timer = ctypes.cast(library().driver_timer, ctypes.c_void_p).value

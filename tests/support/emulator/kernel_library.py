@@ -41,6 +41,8 @@ FLAGS = [
     # NVRTC's warnings are those that count.
     "-w",
     "-fdata-sections",
+    # What is needed of libraries is there already: to find it takes ten times as long as to link.
+    "-nostdlib",
 ]
 SANITIZER_FLAGS = {
     "": [],
@@ -273,6 +275,7 @@ def check_names(kernel: Kernel) -> None:
 
 
 def _load(kernels: Sequence[Kernel], path: Path, sanitize: str) -> None:
+    ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)
     library = ctypes.CDLL(str(path))
     library.emulator_launch.restype = ctypes.c_char_p
     library.emulator_launch.argtypes = [

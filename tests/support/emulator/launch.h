@@ -6,7 +6,6 @@
 
 #include <climits>
 #include <cstdlib>
-#include <string>
 #include <type_traits>
 #include <utility>
 
