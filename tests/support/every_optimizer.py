@@ -46,9 +46,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 # Optimizers whose step is no continuous function of its gradient, as with the sign of a sum: where
 # the terms cancel, their rounding decides which way an element moves.
-DISCONTINUOUS: set[str] = {"AddSignOptimizer", "LionOptimizer", "PowerSignOptimizer"}
-
-
+DISCONTINUOUS = {
+    "AddSignOptimizer",
+    "LionOptimizer",
+    "PowerSignOptimizer",
+}
 # Optimizers whose elements do not each step alone; they have tests of their own.
 NOT_ELEMENTWISE = {
     "LAMBOptimizer",
