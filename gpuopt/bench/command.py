@@ -18,7 +18,9 @@ from gpuopt.bench.compare import (
     compare_results,
     find_differences,
     find_missing,
+    list_advice,
 )
+from gpuopt.bench.contenders import import_step_maker
 from gpuopt.bench.jobs import JOBS
 from gpuopt.bench.machine import describe_machine
 from gpuopt.bench.measure import Bench, measure, prepare
@@ -52,9 +54,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "patterns",
         nargs="*",
-        default=["*"],
         metavar="PATTERN",
-        help="names of tasks, as in gpt2-124m or '*tensors'; --list shows them",
+        help="names of tasks, as in gpt2-124m or '*tensors'; --list shows them; all by default",
+    )
+    parser.add_argument(
+        "--shapes",
+        type=_parse_shapes,
+        metavar="SHAPES",
+        help="a task of your own: float tensors of these shapes, as in 1024x1024,4096; without a "
+        "PATTERN, no other",
+    )
+    parser.add_argument(
+        "--contender",
+        nargs="+",
+        default=[],
+        metavar="MODULE:FUNCTION",
+        help="time your own optimizer beside the others: FUNCTION(weights, gradients) returns a "
+        "function that makes a step",
     )
     parser.add_argument("--list", action="store_true", help="list the tasks, and run none")
     parser.add_argument(
@@ -120,6 +136,11 @@ def why_refused(options: argparse.Namespace) -> str | None:
             return reason
     if options.json and options.html and options.json.resolve() == options.html.resolve():
         return f"--json and --html name the same file, {str(options.json)!r}"
+    for name in options.contender:
+        try:
+            import_step_maker(name)
+        except ValueError as error:
+            return f"--contender {error}"
     if not options.compare and not list(choose(options)):
         return f"no task is named {' or '.join(options.patterns)}; --list shows them"
     return None
@@ -135,9 +156,14 @@ def choose(options: argparse.Namespace) -> Iterator[Choice]:
 
 
 def choose_tasks(options: argparse.Namespace) -> Iterator[Task]:
-    """Yields the tasks whose names match the arguments' patterns."""
+    """Yields the task of the user's own shapes, and those whose names match the patterns."""
+    patterns = options.patterns
+    if options.shapes:
+        yield options.shapes
+    elif not patterns:
+        patterns = ["*"]
     for task in list_growing_tasks() if options.growth else list_tasks():
-        if any(fnmatch(task.name, pattern) for pattern in options.patterns):
+        if any(fnmatch(task.name, pattern) for pattern in patterns):
             yield task
 
 
@@ -181,7 +207,7 @@ def run(options: argparse.Namespace, device: Device) -> int:
         return 0
     comparisons = compare_results(new, earlier[0], options.tolerance)
     differences, missing = find_differences(new, earlier[0]), find_missing(new, earlier[0])
-    print_comparison(console, comparisons, differences, missing)
+    print_comparison(console, comparisons, differences, missing, list_advice(comparisons, new))
     ours = [each.verdict for each in comparisons if each.contender.startswith("gpuopt")]
     if not ours:
         print("gpuopt bench: no run of gpuopt is in both results to compare", file=sys.stderr)
@@ -226,7 +252,7 @@ def _run_all(console: Console, bench: Bench, options: argparse.Namespace, result
     from gpuopt.bench.report import print_run
 
     for choice in choose(options):
-        reason = why_not(*choice, bench.count_free_bytes())
+        reason = why_not(*choice, bench.count_free_bytes(), len(options.contender))
         if reason is not None:
             results.not_run[choice.name] = reason
             continue
@@ -239,5 +265,20 @@ def _run_one(console: Console, bench: Bench, choice: Choice, options: argparse.N
 
     with show_progress(console, choice.name, options.rounds) as on_round:
         return measure(
-            bench, *choice, rounds=options.rounds, seconds=options.seconds, on_round=on_round
+            bench,
+            *choice,
+            rounds=options.rounds,
+            seconds=options.seconds,
+            on_round=on_round,
+            others={name: import_step_maker(name) for name in options.contender},
         )
+
+
+def _parse_shapes(text: str) -> Task:
+    """Reads shapes, as "1024x1024,4096"."""
+    shapes = [part.split("x") for part in text.split(",")]
+    if not all(side.isdecimal() and int(side) > 0 for shape in shapes for side in shape):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be shapes of sides above 0, as in 1024x1024,4096"
+        )
+    return Task(text, "your own shapes", [tuple(map(int, shape)) for shape in shapes])

@@ -10,7 +10,8 @@ From the two intervals follows one of the new time divided by the old one:
 * FASTER: all of it is below 1 / (1 + tolerance), and below that divided by what copies became
   faster by.
 * SAME: all of it is within the tolerance, and copies are the same, too.
-* AMBIGUOUS: anything else. More rounds make the intervals smaller.
+* AMBIGUOUS: anything else. More rounds make the intervals smaller: it is said how many of both
+  results would give another verdict if they had the same samples over and over.
 
 Copies are the control. What changed them, too, is the machine, and not the program.
 """
@@ -22,10 +23,13 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from gpuopt.bench.results import Results, Run
+from gpuopt.bench.results import Results
 
 TOLERANCE = 0.05
 _CONFIDENCE = 0.99
+# How many times as many rounds may be recommended.
+_MORE_ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
+_Pair = tuple[list[float], list[float]]
 
 
 class Verdict(StrEnum):
@@ -58,6 +62,8 @@ class Comparison(NamedTuple):
         ratio: The new median divided by the old one.
         interval: Where this is.
         verdict: By the rule above.
+        rounds_to_settle: Where this is AMBIGUOUS: with how many rounds of both it would not be.
+            None where they would be too many.
     """
 
     run: str
@@ -66,6 +72,7 @@ class Comparison(NamedTuple):
     ratio: float
     interval: Interval
     verdict: Verdict
+    rounds_to_settle: int | None = None
 
 
 def compare_results(new: Results, old: Results, tolerance: float = TOLERANCE) -> list[Comparison]:
@@ -81,24 +88,47 @@ def compare_results(new: Results, old: Results, tolerance: float = TOLERANCE) ->
     # Two medians of each pair, and two of the copies of each run.
     num_intervals = 2 * len(pairs) + 2 * len({name for name, _, _ in pairs})
     miss = (1 - _CONFIDENCE) / max(1, num_intervals)
-    copies = {name: _compare_copies(new.runs[name], old.runs[name], miss) for name, _, _ in pairs}
     comparisons = []
     for name, contender, caches in pairs:
         fresh, earlier = (
             getattr(results.runs[name].contenders[contender], caches) for results in (new, old)
         )
-        interval = find_ratio(fresh.samples_ms, earlier.samples_ms, miss)
-        comparisons.append(
-            Comparison(
-                name,
-                contender,
-                caches,
-                fresh.median_ms / earlier.median_ms,
-                interval,
-                judge(interval, copies[name], tolerance),
-            )
-        )
+        samples = fresh.samples_ms, earlier.samples_ms
+        copies = new.runs[name].copy_ms, old.runs[name].copy_ms
+        interval = find_ratio(*samples, miss)
+        verdict = judge(interval, find_ratio(*copies, miss), tolerance)
+        rounds = None
+        if verdict is Verdict.AMBIGUOUS:
+            rounds = _rounds_to_settle(samples, copies, miss, tolerance)
+        ratio = fresh.median_ms / earlier.median_ms
+        comparisons.append(Comparison(name, contender, caches, ratio, interval, verdict, rounds))
     return comparisons
+
+
+def list_advice(comparisons: Sequence[Comparison], new: Results) -> list[str]:
+    """Says of each run how long to time it, new and old, so that gpuopt's times are settled."""
+    advice = []
+    for name, run in new.runs.items():
+        ambiguous = [
+            each
+            for each in comparisons
+            if each.run == name
+            and each.verdict is Verdict.AMBIGUOUS
+            and each.contender.startswith("gpuopt")
+        ]
+        settled = [each.rounds_to_settle for each in ambiguous if each.rounds_to_settle]
+        if len(settled) < len(ambiguous):
+            advice.append(
+                f"AMBIGUOUS: {name}: more rounds would not settle it: copies differ, or the change "
+                "is about as large as the tolerance"
+            )
+        elif settled:
+            rounds = max(settled)
+            seconds = ""
+            if run.seconds is not None:
+                seconds = f" --seconds {math.ceil(run.seconds / len(run.copy_ms) * rounds)}"
+            advice.append(f"AMBIGUOUS: {name}: time both with --rounds {rounds}{seconds}")
+    return advice
 
 
 def find_missing(new: Results, old: Results) -> list[str]:
@@ -175,9 +205,24 @@ def find_differences(new: Results, old: Results) -> list[str]:
     return differences
 
 
+def _rounds_to_settle(times: _Pair, copies: _Pair, miss: float, tolerance: float) -> int | None:
+    """Returns `Comparison.rounds_to_settle`: as if each sample had come several times.
+
+    Args:
+        times: The samples of the two results.
+        copies: Those of copies.
+        miss: See `find_median`.
+        tolerance: See `judge`.
+    """
+    for factor in _MORE_ROUNDS:
+        of_times, of_copies = (
+            find_ratio(factor * new, factor * old, miss) for new, old in (times, copies)
+        )
+        if judge(of_times, of_copies, tolerance) is not Verdict.AMBIGUOUS:
+            # The samples' median may be farther from the tolerance than the true one is.
+            return 2 * factor * min(map(len, times))
+    return None
+
+
 def _name_missing(word: str, name: str, reason: str | None) -> str:
     return f"{word}: {name} ({reason})" if reason else f"{word}: {name}"
-
-
-def _compare_copies(new: Run, old: Run, miss: float) -> Interval:
-    return find_ratio(new.copy_ms, old.copy_ms, miss)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +30,8 @@ class Contender:
 
     Attributes:
         step: The step.
-        state: Returns the arrays of the optimizer's state, after a step or more.
+        state: Returns the arrays of the optimizer's state, after a step or more; None where they
+            are not known.
         prepare: Called before a step is timed, and not timed itself.
         is_ours: Whether the step is gpuopt's.
         finish: Waits for the end of all steps, where the clock does not see it: they run on streams
@@ -36,7 +39,7 @@ class Contender:
     """
 
     step: Step
-    state: Callable[[], Iterable[Any]]
+    state: Callable[[], Iterable[Any]] | None
     prepare: Step = lambda: None
     is_ours: bool = False
     finish: Step | None = None
@@ -50,8 +53,48 @@ class Contender:
         if self.finish is not None:
             self.finish()
 
-    def count_state_bytes(self) -> int:
-        return sum(array.nbytes for array in self.state())
+    def count_state_bytes(self) -> int | None:
+        return None if self.state is None else sum(array.nbytes for array in self.state())
+
+
+# Makes a contender's step of (weights, gradients); a gradient of a table is IndexedSlices.
+StepMaker = Callable[[list[Any], list[Any]], Step]
+
+
+def import_step_maker(text: str) -> StepMaker:
+    """Imports MODULE:FUNCTION, from the current folder or from what is installed.
+
+    Raises:
+        ValueError: there is no such module or function.
+    """
+    module_name, _, name = text.partition(":")
+    if not (module_name and name):
+        raise ValueError(f"{text!r} is not of the form MODULE:FUNCTION")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        maker = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{text!r} cannot be imported: {error}") from error
+    if not callable(maker):
+        raise ValueError(f"{text!r} is no function, but {type(maker).__name__}")
+    return maker  # type: ignore[no-any-return]
+
+
+def make_others_step(
+    name: str, make: StepMaker, weights: list[Any], gradients: list[Any]
+) -> Contender:
+    """Makes the step of a user's own optimizer.
+
+    Raises:
+        TypeError: `make` does not return a function.
+    """
+    step = make(weights, gradients)
+    if not callable(step):
+        raise TypeError(
+            f"{name} must return a function that makes a step, and returned {type(step).__name__}"
+        )
+    return Contender(step, None)
 
 
 def make_our_dense_step(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import median
@@ -15,7 +15,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.cpu.caches import read_cache_bytes
 from gpuopt.bench.clock import Clock, GpuClock, HostClock, Step, make_gpu_copy
-from gpuopt.bench.contenders import Contender, compiled_as_now
+from gpuopt.bench.contenders import Contender, StepMaker, compiled_as_now
 from gpuopt.bench.jobs import Place
 from gpuopt.bench.machine import count_free_bytes, make_host_copy
 from gpuopt.bench.memory import measure_gpu_peak, measure_host_peak
@@ -29,7 +29,7 @@ from gpuopt.bench.slowdowns import (
     find_load,
     read_counters,
 )
-from gpuopt.bench.workloads import Task, make_contenders
+from gpuopt.bench.workloads import NO_OTHERS, Task, make_contenders
 from gpuopt.device import Device
 
 _COPY = "copy"
@@ -116,6 +116,7 @@ def measure(
     rounds: int,
     seconds: float,
     on_round: Callable[[], object] = lambda: None,
+    others: Mapping[str, StepMaker] = NO_OTHERS,
 ) -> Run:
     """Measures a task.
 
@@ -127,8 +128,9 @@ def measure(
         rounds: How many times each contender is sampled at most.
         seconds: The time after which no round begins; five are made in any case.
         on_round: Called after each round.
+        others: A user's own contenders, by name.
     """
-    made = make_contenders(task, job_name, dtype, bench.place)
+    made = make_contenders(task, job_name, dtype, bench.place, others)
     before, started = read_counters(), perf_counter()
     warnings = find_load()
     throttling = bench.watch_throttling()
@@ -147,6 +149,7 @@ def measure(
             rest_s=_REST_S,
             on_round=after_round,
         )
+        rounds_took = perf_counter() - started
         kept = {name: _measure_kept(bench, each) for name, each in made.contenders.items()}
     warnings += compare_counters(before, read_counters(), perf_counter() - started)
     if throttling is not None:
@@ -174,13 +177,14 @@ def measure(
         made.left_out,
         warnings,
         {name: each.why_uncounted for name, each in kept.items() if each.why_uncounted},
+        round(rounds_took, 3),
     )
 
 
 class _Kept(NamedTuple):
     """A contender's figures that are no times."""
 
-    state_bytes: int
+    state_bytes: int | None
     peak_extra_bytes: int | None
     launches: int | None = None
     waits: int | None = None

@@ -115,8 +115,17 @@ def print_comparison(
     comparisons: Sequence[Comparison],
     differences: Sequence[str],
     missing: Sequence[str] = (),
+    advice: Sequence[str] = (),
 ) -> None:
-    """Prints a table of verdicts if there are any, what is missing, and how the machines differ."""
+    """Prints a table of verdicts if there are any, what is missing, and how the machines differ.
+
+    Args:
+        console: Where to.
+        comparisons: The table's rows.
+        differences: Those of the machines.
+        missing: What one of the results lacks.
+        advice: How AMBIGUOUS would become another verdict.
+    """
     table = _new_table("compared with earlier results")
     for heading in ("", "contender"):
         table.add_column(heading, overflow="fold")
@@ -136,8 +145,8 @@ def print_comparison(
         )
     if comparisons:
         console.print(table)
-    for each_missing in missing:
-        _print_line(console, f"  {each_missing}")
+    for line in (*advice, *missing):
+        _print_line(console, f"  {line}")
     for difference in differences:
         _print_line(console, f"  not the same: {difference}")
 

@@ -49,7 +49,7 @@ class Figures:
             with nothing in its caches that must be written back.
         gb_per_s: The bytes that a step must move, divided by the median of `cold`.
         share_of_copy: `gb_per_s` divided by that of a copy, measured in the same run.
-        state_bytes: The memory of the optimizer's state.
+        state_bytes: The memory of the optimizer's state; None where it is not known.
         peak_extra_bytes: What a step takes besides at its peak; None where it is not known.
         launches: How many kernels a step launches on a GPU; None where it is not known.
         waits: How often the host waits for the GPU in a step; None where it is not known.
@@ -60,7 +60,7 @@ class Figures:
     cold: Times
     gb_per_s: float
     share_of_copy: float
-    state_bytes: int
+    state_bytes: int | None
     peak_extra_bytes: int | None = None
     launches: int | None = None
     waits: int | None = None
@@ -84,6 +84,7 @@ class Run:
         left_out: Contenders that took no part, with reasons.
         warnings: What makes the figures doubtful.
         uncounted: Contenders whose launches and waits are not known on a GPU, with reasons.
+        seconds: How long all rounds took together; None in files that do not tell.
     """
 
     description: str
@@ -98,6 +99,7 @@ class Run:
     left_out: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     uncounted: dict[str, str] = field(default_factory=dict)
+    seconds: float | None = None
 
     @property
     def other_warnings(self) -> list[str]:

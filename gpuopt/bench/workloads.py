@@ -15,9 +15,11 @@ import gpuopt
 from gpuopt.backends.cpu.compiler import compiler
 from gpuopt.bench.contenders import (
     Contender,
+    StepMaker,
     make_elementwise_dense_step,
     make_naive_dense_step,
     make_naive_sparse_step,
+    make_others_step,
     make_our_dense_step,
     make_our_sparse_step,
 )
@@ -58,6 +60,7 @@ _MOST_NAIVE = 1000
 _MOST_CONTENDERS, _GRADIENTS, _TEMPORARIES = 7, 3, 3
 # What has sparse gradients: Adam stands for LazyAdam.
 _SPARSE_JOBS = ("adam", "adagrad")
+NO_OTHERS: Mapping[str, StepMaker] = {}
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,9 @@ def list_growing_tasks() -> Iterator[Task]:
         )
 
 
-def why_not(task: Task, job_name: str, dtype: str, free_bytes: int | None) -> str | None:
+def why_not(
+    task: Task, job_name: str, dtype: str, free_bytes: int | None, num_others: int = 0
+) -> str | None:
     """Returns why a task cannot be run, or None.
 
     Args:
@@ -177,19 +182,27 @@ def why_not(task: Task, job_name: str, dtype: str, free_bytes: int | None) -> st
         job_name: The optimizer, among `JOBS`.
         dtype: Of the variables.
         free_bytes: How much memory there is; None if unknown.
+        num_others: How many of a user's own contenders take part.
     """
     if task.lookups and job_name not in _SPARSE_JOBS:
         return f"gradients are sparse, and only {' and '.join(_SPARSE_JOBS)} have contenders"
     if task.lookups and dtype != "float32":
         return "gradients are sparse, and contenders have them in float32"
-    each = _MOST_CONTENDERS * (1 + len(JOBS[job_name].state)) + _GRADIENTS + _TEMPORARIES
+    contenders = _MOST_CONTENDERS + num_others
+    each = contenders * (1 + len(JOBS[job_name].state)) + _GRADIENTS + _TEMPORARIES
     needed = task.num_parameters * itemsize(dtype) * each
     if free_bytes is not None and needed > free_bytes:
         return f"it needs {needed / 1e9:.1f} GB of memory, and {free_bytes / 1e9:.1f} are free"
     return None
 
 
-def make_contenders(task: Task, job_name: str, dtype: str, place: Place) -> Made:
+def make_contenders(
+    task: Task,
+    job_name: str,
+    dtype: str,
+    place: Place,
+    others: Mapping[str, StepMaker] = NO_OTHERS,
+) -> Made:
     """Makes everything that can do a task here.
 
     Args:
@@ -197,10 +210,14 @@ def make_contenders(task: Task, job_name: str, dtype: str, place: Place) -> Made
         job_name: The optimizer, among `JOBS`.
         dtype: Of the variables.
         place: Where they are.
+        others: A user's own contenders, by name.
+
+    Raises:
+        TypeError: one of these is none.
     """
     job = JOBS[job_name]
     if task.lookups:
-        return _make_sparse(task, job_name, place)
+        return _make_sparse(task, job_name, place, others)
     xp, kind = place.xp, np.dtype(DTYPES[dtype])
     gradients = [[_make_gradient(xp, shape, kind) for shape in task.shapes]]
 
@@ -218,14 +235,14 @@ def make_contenders(task: Task, job_name: str, dtype: str, place: Place) -> Made
             contenders[title] = make_torch_dense_step(job, weights(), gradients, form)
         else:
             left_out[title] = reason
-    others = {"optax jit": why_not_optax(dtype, place), "Thinc": why_not_thinc(job_name, dtype)}
+    libraries = {"optax jit": why_not_optax(dtype, place), "Thinc": why_not_thinc(job_name, dtype)}
     makers: Mapping[str, Any] = {
         "optax jit": lambda: make_optax_step(
             job.optax, weights(), gradients, find_jax_device(place)
         ),
         "Thinc": lambda: make_thinc_step(weights(), gradients),
     }
-    for title, reason in others.items():
+    for title, reason in libraries.items():
         if reason is None:
             contenders[title] = makers[title]()
         else:
@@ -240,12 +257,14 @@ def make_contenders(task: Task, job_name: str, dtype: str, place: Place) -> Made
         contenders[ARRAYS] = make_naive_dense_step(job, xp, weights(), gradients)
     else:
         left_out[ARRAYS] = "it would launch a hundred thousand kernels in each step"
+    for name, make in others.items():
+        contenders[name] = make_others_step(name, make, weights(), gradients[0])
     # A step reads and writes the weight and the state, and reads the gradient.
     moved = task.num_parameters * itemsize(dtype) * (3 + 2 * len(job.state))
     return Made(moved, contenders, left_out)
 
 
-def _make_sparse(task: Task, job_name: str, place: Place) -> Made:
+def _make_sparse(task: Task, job_name: str, place: Place, others: Mapping[str, StepMaker]) -> Made:
     xp, job = place.xp, JOBS[job_name]
     drawn = [draw_lookups((height, width), task.lookups) for height, width in task.shapes]
     lookups = [(xp.asarray(values), xp.asarray(rows)) for rows, values in drawn]
@@ -268,6 +287,9 @@ def _make_sparse(task: Task, job_name: str, place: Place) -> Made:
     else:
         left_out["torch sparse"] = reason
     contenders[ARRAYS] = make_naive_sparse_step(job, xp, tables(), lookups)
+    slices = [gpuopt.IndexedSlices(values, rows) for values, rows in lookups]
+    for name, make in others.items():
+        contenders[name] = make_others_step(name, make, tables(), slices)
     arrays = 2 * (1 + len(job.state))
     moved = sum(
         values.nbytes + rows.nbytes + arrays * np.unique(rows).size * values[0].nbytes

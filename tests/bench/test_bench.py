@@ -524,6 +524,12 @@ def test_the_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         ("nothing", "no task is named nothing"),
         ("--json no/such/folder.json", "the folder of 'no/such/folder.json' does not exist"),
         ("--compare a b c", "one file or two"),
+        ("--shapes 3x", "'3x' must be shapes of sides above 0"),
+        ("--shapes 4,0", "'4,0' must be shapes of sides above 0"),
+        ("--contender math", "'math' is not of the form MODULE:FUNCTION"),
+        ("--contender no_module:f", "'no_module:f' cannot be imported: No module named"),
+        ("--contender math:no_name", "'math:no_name' cannot be imported: module 'math' has"),
+        ("--contender math:pi", "'math:pi' is no function, but float"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(
@@ -535,6 +541,81 @@ def test_wrong_arguments_are_refused_in_one_line(
     assert refused.value.code == 2
     assert words in printed.err
     assert printed.err.count("\n") == 1
+
+
+OWN = """
+import numpy as np
+
+kept = []
+
+def descend(weights, gradients):
+    kept.append((weights, [weight.copy() for weight in weights], gradients))
+
+    def step():
+        kept[-1] = *kept[-1][:3], 1 + sum(kept[-1][3:])
+        for weight, gradient in zip(weights, gradients):
+            if hasattr(gradient, "indices"):
+                np.subtract.at(weight, gradient.indices, gradient.values)
+            else:
+                weight -= gradient
+
+    return step
+
+def forget(weights, gradients):
+    return None
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a user's own module of contenders, which lies in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    Path("my_contenders.py").write_text(OWN)
+    yield lambda: sys.modules["my_contenders"]
+    sys.modules.pop("my_contenders", None)
+
+
+@pytest.mark.usefixtures("small_tasks")
+def test_a_users_own_optimizer_is_timed_beside_the_others(
+    own: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*FEW, "--contender", "my_contenders:descend", "--json", "a.json"]
+    assert command_line.main(["bench", *arguments]) == 0
+    assert capsys.readouterr().out.count("my_contenders:descend") >= 2
+    runs = read_results(Path("a.json")).runs
+    for run in runs.values():
+        figures = run.contenders["my_contenders:descend"]
+        assert len(figures.warm.samples_ms) == 5
+        assert (figures.state_bytes, figures.peak_extra_bytes is None) == (None, False)
+    dense, sparse = own().kept
+    for weights, at_first, gradients, num_steps in (dense, sparse):
+        for weight, first, gradient in zip(weights, at_first, gradients, strict=True):
+            move = np.zeros_like(first, np.float64)
+            if hasattr(gradient, "indices"):
+                np.add.at(move, gradient.indices, gradient.values)
+            else:
+                move += gradient
+            np.testing.assert_allclose(weight, first - num_steps * move, rtol=1e-3, atol=0.1)
+
+
+@pytest.mark.usefixtures("own", "small_tasks")
+def test_a_contender_that_makes_no_step_is_named() -> None:
+    with pytest.raises(TypeError, match=r"my_contenders:forget must return a function .* NoneType"):
+        command_line.main(["bench", *FEW, "--contender", "my_contenders:forget"])
+
+
+@pytest.mark.usefixtures("small_tasks")
+def test_a_users_own_shapes_are_a_task_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    assert command_line.main(["bench", *FEW, "--shapes", "40x30,7", "--json", str(file)]) == 0
+    runs = read_results(file).runs
+    # A weight is read and written, and so are Adam's two slots; a gradient is read.
+    assert {name: run.bytes_moved for name, run in runs.items()} == {
+        "40x30,7/adam/float32": 7 * 4 * (40 * 30 + 7)
+    }
+    command_line.main(["bench", *FEW, "small", "--shapes", "7", "--json", str(file)])
+    assert set(read_results(file).runs) == {"7/adam/float32", "small/adam/float32"}
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"format": 0}', '{"format": 1, "runs": {"a": {}}}'])

@@ -22,6 +22,7 @@ from gpuopt.bench.compare import (
     find_missing,
     find_ratio,
     judge,
+    list_advice,
 )
 from gpuopt.bench.report import print_comparison
 from gpuopt.bench.results import Figures, Results, Run, summarize
@@ -135,6 +136,54 @@ def test_a_few_samples_force_no_verdict() -> None:
     shown = console.file.getvalue()
     assert shown.count("too few samples") == 4
     assert "inf" not in shown
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1, 0.9])
+def test_the_rounds_that_are_said_to_settle_it_mostly_do(factor: float) -> None:
+    rng = np.random.default_rng(4)
+    settled = []
+    for _ in range(100):
+        old, new = (
+            results(noisy_times(rng, 2.0 * times, 14), noisy_times(rng, 9.0, 14))
+            for times in (1.0, factor)
+        )
+        first = compare_results(new, old)[0]
+        if first.rounds_to_settle is None:
+            continue
+        assert first.verdict is Verdict.AMBIGUOUS
+        n = first.rounds_to_settle
+        assert n > 14
+        old, new = (
+            results(noisy_times(rng, 2.0 * times, n), noisy_times(rng, 9.0, n))
+            for times in (1.0, factor)
+        )
+        settled.append(compare_results(new, old)[0].verdict is not Verdict.AMBIGUOUS)
+    assert len(settled) > 20
+    assert np.mean(settled) > 0.6
+
+
+def test_an_ambiguous_verdict_says_how_long_to_time_both() -> None:
+    rng = np.random.default_rng(5)
+    old, new = (
+        results(noisy_times(rng, median_ms, 16), noisy_times(rng, 9.0, 16))
+        for median_ms in (2.0, 2.3)
+    )
+    run = replace(new.runs["16m/adam/float32"], seconds=8.0)
+    new.runs["16m/adam/float32"] = run
+    comparisons = compare_results(new, old)
+    assert comparisons[0].verdict is Verdict.AMBIGUOUS
+    rounds = max(each.rounds_to_settle or 0 for each in comparisons)
+    [advice] = list_advice(comparisons, new)
+    # Sixteen rounds took eight seconds.
+    expected = f"--rounds {rounds} --seconds {math.ceil(rounds / 2)}"
+    assert advice == f"AMBIGUOUS: 16m/adam/float32: time both with {expected}"
+    slow_machine = results([2.0] * 16, [11.7] * 16)
+    [each, *_] = compare_results(slow_machine, old)
+    assert (each.verdict, each.rounds_to_settle) == (Verdict.AMBIGUOUS, None)
+    [advice] = list_advice([each], slow_machine)
+    assert "copies differ" in advice
+    steady = results([2.0] * 30, [9.0] * 30)
+    assert list_advice(compare_results(steady, steady), steady) == []
 
 
 def test_only_what_both_have_is_compared() -> None:
