@@ -16,6 +16,7 @@ pytestmark = pytest.mark.internal
 
 CHANGED = [
     "gpuopt/optimizers/__init__.py",
+    "gpuopt/short_names.py",
     "gpuopt/demo/data/learning_rates.toml",
     "tests/support/textbook.py",
     "tests/support/optimizer_page/entries.py",
@@ -99,6 +100,7 @@ def test_lines_are_inserted_in_the_order_of_the_alphabet(name: str, project: Pat
     assert name in exported
     modules = [new_optimizer.module_of(each) for each in exported if each != "TorchNAdam"]
     assert modules == sorted(modules)
+    assert f"\n{name} = _all.{name}Optimizer\n" in (project / "gpuopt/short_names.py").read_text()
     text = (project / "tests/support/optimizer_page/entries.py").read_text()
     keys = [each.lower() for each in re.findall(r'^    "(\w+)Optimizer": Entry', text, re.M)]
     place = keys.index(name.lower())

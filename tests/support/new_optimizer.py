@@ -1,7 +1,7 @@
 """Adds an optimizer: make new-optimizer NAME=Grams, once before it is filled in and once after.
 
-The first call writes module, header, textbook function, export, the entry of its page and a line of
-the changelog, all with `FILL IN` where something is left to write: a test fails as long as it is.
+The first call writes module, header, textbook function, exports, the entry of its page and a line
+of the changelog, with `FILL IN` where something is left to write: a test fails as long as it is.
 The second call writes what follows from them: the tuned rate, pages, pictures and public names.
 """
 
@@ -98,6 +98,7 @@ LONG_EXPORT = """from gpuopt.optimizers.{module} import (
     {name}Optimizer as {name}Optimizer,
 )
 """
+SHORT_NAME = "{name} = _all.{name}Optimizer\n"
 # An entry of a panel that there is not fails.
 ENTRY = '    "{name}Optimizer": Entry("FILL IN its panel, and its peers"),\n'
 CHANGE = "- {name}: FILL IN what it is.\n"
@@ -167,6 +168,8 @@ def write_pieces(name: str, module: str) -> None:
     insert(f"{OPTIMIZERS}/__init__.py", export, line, module, "\n# Type checkers")
     entry, line = ENTRY.format(name=name), r'^    "(\w+)Optimizer": Entry'
     insert("tests/support/optimizer_page/entries.py", entry, line, name, "}\n\n\ndef entry_of")
+    short, line = SHORT_NAME.format(name=name), r"^(\w+) = _all\."
+    insert("gpuopt/short_names.py", short, line, name)
     changes = ROOT / "CHANGELOG.md"
     before, heading, after = changes.read_text().partition("### Optimizers\n\n")
     assert heading, "CHANGELOG.md has no section Optimizers"
@@ -175,7 +178,7 @@ def write_pieces(name: str, module: str) -> None:
     changes.write_text(text)
 
 
-def insert(file: str, line: str, pattern: str, key: str, end: str) -> None:
+def insert(file: str, line: str, pattern: str, key: str, end: str = "") -> None:
     """Inserts a line into a file before the first of a kind whose key is larger, or at the end."""
     text = (ROOT / file).read_text()
     larger = (
@@ -183,7 +186,7 @@ def insert(file: str, line: str, pattern: str, key: str, end: str) -> None:
         for found in re.finditer(pattern, text, re.MULTILINE)
         if found[1].lower() > key.lower()
     )
-    at = next(larger, text.index(end))
+    at = next(larger, text.index(end) if end else len(text))
     (ROOT / file).write_text(text[:at] + line + text[at:])
 
 
