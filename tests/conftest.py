@@ -110,6 +110,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--one-in",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of all tests with parameters, run about one in N of their cases",
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks tests with their kinds, and leaves out cases of those marked `one_in(n)`.
 
@@ -124,7 +134,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if are_named or os.environ.get("GPUOPT_FULL"):
         return
     items[:], others = one_in.divide(items)
-    config.hook.pytest_deselected(items=others)
+    items[:], more = one_in.draw(items, config.option.one_in)
+    config.hook.pytest_deselected(items=others + more)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -78,7 +78,7 @@ def test_dense_gradients_of_another_type(
         if not (rule.sums or (all_rows and rule.computed))
     ],
 )
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 def test_sparse_gradients_of_another_type(
     backend: str, rule: UpdateRule, all_rows: bool, var: str, gradient: str
 ) -> None:

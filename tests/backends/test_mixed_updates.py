@@ -138,7 +138,7 @@ def noting_rows(of_rows: list[bool], *arguments: Any) -> None:
 
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize(("name", "rule"), CASES, ids=lambda each: getattr(each, "name", each))
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 def test_compiled_updates_write_numpys_bits(
     monkeypatch: pytest.MonkeyPatch, name: str, rule: UpdateRule, shift: bool
 ) -> None:

@@ -64,6 +64,7 @@ def check(update: Update, exact: Update) -> None:
 
 @every_backend
 @every_rule
+@pytest.mark.one_in(2)
 def test_dense_updates_are_those_of_float32_that_are_rounded(
     backend: str, rule: UpdateRule
 ) -> None:
@@ -85,6 +86,7 @@ def test_dense_updates_are_those_of_float32_that_are_rounded(
 @pytest.mark.parametrize(
     "rule", [each for each in ELEMENTWISE if not each.sums], ids=lambda r: r.name
 )
+@pytest.mark.one_in(3)
 def test_sparse_updates_are_those_of_float32_that_are_rounded(
     backend: str, rule: UpdateRule, all_rows: bool
 ) -> None:

@@ -81,7 +81,7 @@ def check_steps(make_optimizer: Callable[..., Any], dtype: Any, **options: Any) 
 
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "mixed"])
 @pytest.mark.parametrize("stages", STAGES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 def test_every_combination_is_steps_with_apply_after_each(
     every_form_one_by_one: str, stages: str, is_sparse: bool
 ) -> None:

@@ -20,7 +20,7 @@ ways = pytest.mark.parametrize("catch_up", [True, "stepping"])
 
 @ways
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_rows_that_catch_up_step_like_tensorflows(
     case: dict[str, Any], catch_up: Any, every_place: str
 ) -> None:
@@ -33,7 +33,7 @@ def test_rows_that_catch_up_step_like_tensorflows(
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("clipping", [{}, {"clip_norm": 0.5}, {"clip_value": 0.3}], ids=str)
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 def test_every_optimizer_ends_where_it_ends_without(
     clipping: dict[str, float], name: str, dtype: Any, catch_up: Any, every_place: str
 ) -> None:

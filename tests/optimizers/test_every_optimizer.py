@@ -129,6 +129,7 @@ SPARSE_IN_FLOAT32 = {"PowerSignOptimizer"}
 
 
 @in_each_shapes_forms_and_dtypes
+@pytest.mark.one_in(3)
 def test_sparse_step_updates_the_rows_like_a_dense_step_on_them_alone(
     name: str, arguments: dict[str, Any], dtype: Any, every_cpu_form: str
 ) -> None:
@@ -215,6 +216,7 @@ def test_empty_sparse_gradient_changes_nothing_before_there_is_momentum(
 
 
 @in_each_shapes_forms_and_dtypes
+@pytest.mark.one_in(3)
 def test_every_dtype_steps_like_float64_to_its_own_precision(
     name: str, arguments: dict[str, Any], dtype: Any, every_cpu_form: str
 ) -> None:

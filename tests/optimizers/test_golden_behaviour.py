@@ -215,6 +215,7 @@ def test_gates_and_dtypes_are_tensorflows() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(read_json("ema.json"))))
+@pytest.mark.one_in(2)
 def test_moving_average_follows_tensorflows(number: int) -> None:
     case = read_json("ema.json")[number]
     dtype = np.dtype(case["dtype"])

@@ -112,7 +112,7 @@ class Model:
 
 
 @in_each_shapes_forms
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 def test_each_group_is_updated_as_by_an_optimizer_of_its_own(
     name: str, arguments: dict[str, Any], every_cpu_form: str
 ) -> None:

@@ -138,7 +138,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", INNER)
 def test_an_update_has_the_bits_of_adding_before(

@@ -98,7 +98,7 @@ def states_after(xp: Any, cls: Any, dtype: Any, kind: str, scales: bool) -> list
 @pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
 @pytest.mark.parametrize("clip", CLIPPING)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(24)
 def test_every_stage_beside_scaling_does_what_it_does_without(
     name: str, clip: str, kind: str, xp: Any
 ) -> None:
@@ -114,6 +114,7 @@ def test_every_stage_beside_scaling_does_what_it_does_without(
 
 @every_dtype
 @pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
+@pytest.mark.one_in(3)
 def test_every_type_can_be_scaled(dtype: Any, kind: str, xp: Any) -> None:
     dtype = np.dtype(dtype)
     got, expected = (

@@ -111,7 +111,7 @@ def one_step(w: Variable, optimizer: Any, seed: int = 9) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(36)
 def test_a_step_is_that_of_float32_variables_which_are_rounded_after_it(
     name: str, stage: str, kind: str, masters: Any, dtype: Any, form: str
 ) -> None:

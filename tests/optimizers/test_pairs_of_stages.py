@@ -418,7 +418,7 @@ def cases(pairs: Sequence[Sequence[str]], dtypes: Sequence[Any]) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @cases(PAIRS, [np.float32])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 def test_two_stages_are_the_same_one_by_one(
     stages: Sequence[str], kind: str, dtype: Any, every_form_one_by_one: str
 ) -> None:
@@ -427,7 +427,7 @@ def test_two_stages_are_the_same_one_by_one(
 
 @pytest.mark.parametrize("kind", KINDS)
 @cases(PAIRS, [each for each in DTYPES if each != np.float32])
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(16)
 def test_two_stages_of_other_types_are_the_same_one_by_one(
     stages: Sequence[str], dtype: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,7 +457,7 @@ def prepare_kernels(dtype: np.dtype) -> None:
 @pytest.mark.usefixtures("emulated_gpus")
 @pytest.mark.parametrize("kind", KINDS)
 @cases(PAIRS, DTYPES if FULL else [np.float32])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 def test_two_stages_are_the_same_on_an_emulated_gpu(
     stages: Sequence[str], dtype: Any, kind: str
 ) -> None:
@@ -469,6 +469,7 @@ def test_two_stages_are_the_same_on_an_emulated_gpu(
 @pytest.mark.usefixtures("emulated_gpus")
 @pytest.mark.skipif(FULL, reason="they are among those of all types")
 @cases(PAIRS, [BFLOAT16])
+@pytest.mark.one_in(4)
 def test_two_stages_of_16_bits_are_the_same_on_an_emulated_gpu(
     stages: Sequence[str], dtype: Any
 ) -> None:

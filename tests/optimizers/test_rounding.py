@@ -71,6 +71,7 @@ def written(optimizer: Any, variable: Variable) -> list[np.ndarray[Any, Any]]:
 
 
 @pytest.mark.parametrize(("name", "stage", "kind"), CASES)
+@pytest.mark.one_in(2)
 def test_a_step_is_that_of_float32_variables_rounded_by_the_steps_bits(
     name: str, stage: str, kind: str, xp: Any
 ) -> None:

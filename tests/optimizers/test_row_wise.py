@@ -90,7 +90,7 @@ def sparse(rng: Any, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np
 @pytest.mark.parametrize("shape", [(), (1,), (9,), (7, 3), (70, 8), (4, 5, 3), (3, 1100)], ids=str)
 @every_dtype
 @each_optimizer
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_steps_are_the_textbooks(name: str, dtype: Any, shape: tuple[int, ...], xp: Any) -> None:
     rng = np.random.default_rng(1)
     start = np.asarray(rng.normal(size=shape)).astype(dtype)
@@ -401,6 +401,7 @@ def test_mirrored_replicas_keep_equal_rows(name: str) -> None:
 )
 @every_dtype
 @each_optimizer
+@pytest.mark.one_in(4)
 def test_every_form_of_the_cpu_makes_the_same_steps(
     name: str, dtype: Any, every_cpu_form: None, shape: tuple[int, ...]
 ) -> None:

@@ -127,6 +127,7 @@ def check(stage: str, kind: str, xp: Any = np) -> None:
         ),
     ],
 )
+@pytest.mark.one_in(3)
 def test_a_step_is_that_of_float32_slots_which_are_rounded_after_it(
     stage: str, kind: str, every_form_one_by_one: str
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_step_is_that_of_float32_slots_which_are_rounded_after_it(
 
 
 @pytest.mark.parametrize(("stage", "kind"), ON_GPUS)
+@pytest.mark.one_in(3)
 def test_every_device_makes_the_same_steps(stage: str, kind: str, xp: Any) -> None:
     check(stage, kind, xp)
 

@@ -118,6 +118,7 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.one_in(3)
 def test_every_device_makes_the_same_steps(name: str, xp: Any) -> None:
     dtype, options = OPTIONS[name]
     mine, theirs = Run(xp, dtype, **options), Run(np, dtype, **options)

@@ -41,6 +41,16 @@ def test_tests_are_divided_apart_and_others_run_whole() -> None:
     assert others == [cases[2]]
 
 
+def test_of_all_tests_some_cases_may_be_drawn() -> None:
+    cases = [case("a", None, number=number) for number in range(4000)]
+    alone = SimpleNamespace(nodeid="tests/test_b.py::test_b")
+    chosen, others = one_in.draw([*cases, alone], 8)
+    assert alone in chosen
+    assert 400 < len(chosen) < 600
+    assert len(chosen) + len(others) == 4001
+    assert one_in.draw(cases, 1) == (cases, [])
+
+
 @pytest.mark.skipif(bool(os.environ.get("GPUOPT_FULL")), reason="all cases run")
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("one", [[], [1], [2], [3]], ids=str)
@@ -49,6 +59,8 @@ def test_pytests_own_cases_are_divided(
     one: list[int], other: int, request: pytest.FixtureRequest
 ) -> None:
     test = request.node.nodeid.partition("[")[0]
+    if request.config.option.one_in > 1:
+        pytest.skip("cases are drawn by --one-in")
     if request.config.option.keyword or any("::" in each for each in request.config.args):
         pytest.skip("somebody named what to run")
     run = [each for each in request.session.items if each.nodeid.startswith(f"{test}[")]

@@ -60,6 +60,7 @@ _READS: dict[str, Callable[[Pair], object]] = {
     indirect=True,
 )
 @pytest.mark.parametrize("read", _READS)
+@pytest.mark.one_in(3)
 def test_a_read_that_is_cut_at_any_moment_is_finished_by_the_next(
     read: str, every_place: str
 ) -> None:

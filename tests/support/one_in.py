@@ -9,6 +9,20 @@ from zlib import crc32
 import pytest
 
 
+def draw(items: Sequence[pytest.Item], n: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Returns about one in n of the cases of all tests with parameters, and the others.
+
+    Tests without parameters are among the first.
+    """
+    chosen: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        _, _, case = item.nodeid.partition("[")
+        is_drawn = not case or crc32(item.nodeid.encode()) % n == 0
+        (chosen if is_drawn else others).append(item)
+    return chosen, others
+
+
 def divide(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Returns the cases that run, and the others.
 

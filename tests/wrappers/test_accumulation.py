@@ -487,6 +487,7 @@ every_half = pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], 
 
 @every_half
 @pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.one_in(4)
 def test_updates_in_16_bits_take_sums_of_float32(
     every_form_one_by_one: str, stages: str, dtype: Any
 ) -> None:

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("every_cpu_form")
         (cosine, 1e-8, 1_500),
     ],
 )
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 def test_rows_are_as_close_to_all_steps_as_float32_itself(
     rate: Callable[[int], float], epsilon: float, steps: int, every_cpu_form: str
 ) -> None:
@@ -63,7 +63,7 @@ def test_rows_are_as_close_to_all_steps_as_float32_itself(
         *((constant, epsilon, 1_000) for epsilon in (1e-8, 1e-5)),
     ],
 )
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 def test_each_read_of_2_000_rows_and_its_rows_are_as_close_to_all_steps_as_float32_itself(
     rate: Callable[[int], float], epsilon: float, steps: int, every_cpu_form: str
 ) -> None:
@@ -85,7 +85,7 @@ def test_gaps_alike_do_not_add_up_one_error_of_a_power(gap: int) -> None:
 @pytest.mark.parametrize(("stepping", "bound"), [(False, 1e-7), (True, 1e-11)])
 @pytest.mark.parametrize("rate", [constant, cosine, waves])
 @pytest.mark.parametrize("epsilon", [1e-8, 1e-3])
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 def test_float64_is_close_by_sums_and_closer_step_by_step(
     rate: Callable[[int], float],
     epsilon: float,
@@ -108,7 +108,7 @@ def test_float64_is_close_by_sums_and_closer_step_by_step(
 @pytest.mark.parametrize("gap", [0, 1, 255, 256, 257, 307, 308, 309, 2_000])
 @pytest.mark.parametrize("gradient", [1.0, 1e-3, 1e-7, 1e-18, 0.0])
 @pytest.mark.parametrize("stepping", [False, True])
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 def test_one_row_catches_up_over_a_gap(gap: int, gradient: float, *, stepping: bool) -> None:
     epsilon = 1e-5
     table = Table(np.float32, stepping=stepping, epsilon=epsilon, height=2)

@@ -151,6 +151,7 @@ def test_sparse_updates_on_a_gpu_are_numpys(
     [case for case in optimizer_cases() if case["dtype"] != "float16"],
     ids=lambda case: case["id"],
 )
+@pytest.mark.one_in(3)
 def test_a_gpu_steps_like_tensorflow(case: dict[str, Any]) -> None:
     golden = GoldenCase(case)
     tolerance = {"float64": 1e-12, "float32": 3e-6}[case["dtype"]]
