@@ -404,6 +404,11 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         if known is not None:
             self.apply_gradients(known, global_step)
         elif not name and is_leaf(params):
+            if not hasattr(params, "dtype"):
+                raise TypeError(
+                    "params: expected a Variable, an array, or a dict, list, tuple or dataclass of "
+                    f"these, got {type(params).__name__}"
+                )
             self.apply_gradients([(grads, params)], global_step)
         else:
             state = self.owner_of_state.state

@@ -556,3 +556,10 @@ def test_an_overridden_apply_gradients_gets_pairs_in_each_call() -> None:
         assert [gradient.size for gradient, _ in in_call] == [3, 2, 2, 3]
         assert [variable.name for _, variable in in_call] == ["1", "0", "0", "1"]
     assert [float(array[0]) for array in params] == [-1.5, -1.5]
+
+
+@pytest.mark.parametrize("params", [{"w": 1}.values(), "w", 3.0, None], ids=repr)
+def test_params_that_are_neither_a_tree_nor_an_array_are_refused(params: Any) -> None:
+    words = f"params: expected a Variable, an array, or a dict, .* got {type(params).__name__}"
+    with pytest.raises(TypeError, match=words):
+        gpuopt.AdamOptimizer(0.1).update(params, np.ones(2, np.float32))
