@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from late_pairs import SLICES, Pair
+from late_pairs import Pair
 
 import gpuopt
+from gpuopt import IndexedSlices
 from gpuopt.optimizers.base import Movement, RuleOptimizer, Unnamed
 
 pytestmark = pytest.mark.contract
@@ -20,7 +21,7 @@ def test_arrays_are_refused_with_what_to_do(array: Any) -> None:
         array = gpuopt.Variable(np.ones((4, 2), "f4"), copy=False)
     optimizer = gpuopt.AdamOptimizer(catch_up=True)
     with pytest.raises(ValueError, match=r"gpuopt\.Variable\(array\), and read that; or leave out"):
-        optimizer.apply_gradients([(SLICES(np.ones((1, 2), "f4"), [1]), array)])
+        optimizer.apply_gradients([(IndexedSlices(np.ones((1, 2), "f4"), [1]), array)])
     assert not optimizer.variables()
 
 
@@ -29,7 +30,7 @@ def test_rows_of_a_table_with_a_constraint_are_refused(catch_up: Any) -> None:
     table = gpuopt.Variable(np.ones((4, 2), "f4"), constraint=lambda array: np.maximum(array, 0))
     optimizer = gpuopt.AdamOptimizer(0.5, catch_up=catch_up)
     with pytest.raises(RuntimeError, match="constraint"):
-        optimizer.apply_gradients([(SLICES(np.ones((1, 2), "f4"), [1]), table)])
+        optimizer.apply_gradients([(IndexedSlices(np.ones((1, 2), "f4"), [1]), table)])
     np.testing.assert_array_equal(table._array, 1)
     assert not optimizer.variables()
     for _ in range(3):  # of which the constraint makes 0

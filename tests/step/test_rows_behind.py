@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from late_pairs import HEIGHT, SLICES, Pair, close
+from late_pairs import HEIGHT, Pair, close
 
 import gpuopt
-from gpuopt import ParameterGroup, Saver, Variable
+from gpuopt import IndexedSlices, ParameterGroup, Saver, Variable
 from gpuopt.distributed import MirroredStrategy, PerReplica
 from gpuopt.step import tables_behind
 
@@ -134,8 +134,8 @@ def test_a_write_by_numpy_comes_after_the_steps_before_it(write: str) -> None:
 def test_a_lookup_brings_up_its_rows_alone() -> None:
     pair = Pair()
     pair.step(10)
-    pair.apply(SLICES(np.ones((1, 3), "f4"), [30]))
-    pair.apply(SLICES(np.ones((1, 3), "f4"), [31]))
+    pair.apply(IndexedSlices(np.ones((1, 3), "f4"), [30]))
+    pair.apply(IndexedSlices(np.ones((1, 3), "f4"), [31]))
     before = pair.late._array.copy()
     ids = np.array([[30, 2], [30, 31]])
     close(gpuopt.embedding_lookup(pair.late, ids), pair.exact.numpy()[ids])
@@ -149,7 +149,7 @@ def test_a_lookup_brings_up_its_rows_alone() -> None:
 def test_a_loss_that_looks_rows_up_brings_up_those_alone(engine: str) -> None:
     pair = Pair()
     pair.step(10)
-    pair.apply(SLICES(np.ones((1, 3), "f4"), [30]))
+    pair.apply(IndexedSlices(np.ones((1, 3), "f4"), [30]))
     pair.step(2)
     before = pair.late._array.copy()
     ids = np.array([30, 2, 30])
@@ -159,7 +159,7 @@ def test_a_loss_that_looks_rows_up_brings_up_those_alone(engine: str) -> None:
 
     marked = gpuopt.with_torch(loss) if engine == "torch" else loss
     gradient = _gradient_of(marked, pair.late)
-    assert isinstance(gradient, SLICES)
+    assert isinstance(gradient, IndexedSlices)
     close(np.asarray(gradient.values) / 2, pair.exact.numpy()[np.asarray(gradient.indices)])
     others = np.setdiff1d(np.arange(HEIGHT), ids)
     np.testing.assert_array_equal(pair.late._array[others], before[others])
@@ -185,7 +185,9 @@ def test_a_lookup_out_of_range_writes_nothing(ids: list[int]) -> None:
     with pytest.raises(IndexError):
         gpuopt.embedding_lookup(pair.late, np.array(ids))
     with pytest.raises(IndexError):
-        pair.optimizer.apply_gradients([(SLICES(np.ones((len(ids), 3), "f4"), ids), pair.late)])
+        pair.optimizer.apply_gradients(
+            [(IndexedSlices(np.ones((len(ids), 3), "f4"), ids), pair.late)]
+        )
     np.testing.assert_array_equal(pair.late._array, before)
     pair.check()
 
@@ -194,10 +196,10 @@ def test_a_lookup_out_of_range_writes_nothing(ids: list[int]) -> None:
 def test_steps_of_all_kinds_come_between(kind: str, device: str) -> None:
     pair = Pair(device=device, on_nonfinite="skip")
     gradients = {
-        "empty": SLICES(np.zeros((0, 3), "f4"), np.zeros(0, np.int64)),
+        "empty": IndexedSlices(np.zeros((0, 3), "f4"), np.zeros(0, np.int64)),
         "dense": np.ones((HEIGHT, 3), np.float32),
-        "not finite": SLICES(np.full((1, 3), np.nan, "f4"), np.array([1])),
-        "one row of many": SLICES(np.ones((500, 3), "f4"), np.full(500, 7)),
+        "not finite": IndexedSlices(np.full((1, 3), np.nan, "f4"), np.array([1])),
+        "one row of many": IndexedSlices(np.ones((500, 3), "f4"), np.full(500, 7)),
     }
     for _ in range(4):
         pair.step(5)
@@ -215,7 +217,7 @@ def test_a_loss_that_is_scaled_skips_its_steps(device: str) -> None:
     for number in range(30):
         slices = pair.slices()
         factor = np.float32(np.inf if number % 7 == 3 else 8)
-        scaled = SLICES(slices.values * factor, slices.indices)
+        scaled = IndexedSlices(slices.values * factor, slices.indices)
         for optimizer, (_, table) in zip(scaling, pair.both, strict=True):
             optimizer.apply_gradients([(scaled, table)])
     assert [each.num_skipped for each in scaling] == [4, 4]
@@ -229,7 +231,7 @@ def test_another_optimizers_step_comes_after_all_steps() -> None:
     other = gpuopt.AdamOptimizer(catch_up=True)
     for optimizer in (decay, other, decay):
         pair.step(10)
-        slices = SLICES(np.ones((1, 3), "f4"), [1])
+        slices = IndexedSlices(np.ones((1, 3), "f4"), [1])
         optimizer.apply_gradients([(slices, pair.late), (slices, pair.exact)])
     pair.step(10)
     pair.late.numpy()
@@ -285,7 +287,9 @@ def test_tables_of_groups_fall_behind_beside_each_other(device: str) -> None:
     for number in range(30):
         chosen = [at for at in range(4) if (number + at) % 3]
         slices = {
-            at: SLICES(rng.normal(size=(4, shapes[at][1])).astype("f4"), rng.integers(0, 7, 4))
+            at: IndexedSlices(
+                rng.normal(size=(4, shapes[at][1])).astype("f4"), rng.integers(0, 7, 4)
+            )
             for at in chosen
         }
         for optimizer, tables in of_both:
@@ -415,9 +419,9 @@ def test_a_table_catches_up_after_its_optimizer_is_gone() -> None:
 @pytest.mark.parametrize("make", [gpuopt.AdamOptimizer, gpuopt.AddSignOptimizer])
 def test_a_step_size_that_is_not_finite_moves_every_row(make: Any, rate: float) -> None:
     pair = Pair(make, learning_rate=0.01)
-    pair.apply(SLICES(np.ones((1, 3), "f4"), [30]))
+    pair.apply(IndexedSlices(np.ones((1, 3), "f4"), [30]))
     pair.step(500)
-    pair.apply(SLICES(np.ones((1, 3), "f4"), [31]))
+    pair.apply(IndexedSlices(np.ones((1, 3), "f4"), [31]))
     pair.step(2)
     for optimizer, _ in pair.both:
         optimizer.hyperparameters["learning_rate"] = rate
@@ -458,7 +462,7 @@ def test_a_step_around_another_brings_up_its_rows_alone(what: str, *, in_hooks: 
         pair.optimizer, pair.all_rows = (
             gpuopt.VariableClippingOptimizer(each, {table: [1]}, 1.0) for each, table in pair.both
         )
-    pair.apply(SLICES(np.ones((1, 3), "f4"), [30]))
+    pair.apply(IndexedSlices(np.ones((1, 3), "f4"), [30]))
     pair.step(4)
     behind: Any = pair.late.identity.behind
     assert behind._catch_up.last[30] == 1
@@ -479,7 +483,7 @@ def test_mirrored_copies_on_two_gpus_catch_up_alike() -> None:
         def train(rows: Any, seen: Any, table: Any = table, optimizer: Any = optimizer) -> None:
             gpuopt.embedding_lookup(table.local, seen)
             values = 2 * gpuopt.embedding_lookup(table.local, rows)
-            optimizer.apply_gradients([(SLICES(values, rows), table.local)])
+            optimizer.apply_gradients([(IndexedSlices(values, rows), table.local)])
 
         for number, rows in enumerate(ids):
             strategy.run(train, [PerReplica(rows), PerReplica([[number % 12], [0]])])
@@ -511,7 +515,7 @@ def test_mirrored_tables_on_two_gpus_take_what_comes(seed: int) -> None:
             values = [rng.normal(size=(2, 4, width)).astype("f4") for width in (2, 5)]
 
             by = other if event == "other" else optimizer
-            slices = [list(map(SLICES, each, rows)) for each in values]
+            slices = [list(map(IndexedSlices, each, rows)) for each in values]
 
             def train(
                 replica: int, rows: Any, event: str, by: Any, slices: Any, tables: Any = tables

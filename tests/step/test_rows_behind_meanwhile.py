@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from interrupt_at import HandleAt, Interrupt, InterruptAt
-from late_pairs import HEIGHT, SLICES, Pair, close
+from late_pairs import HEIGHT, Pair, close
 
 import gpuopt
-from gpuopt import locks
+from gpuopt import IndexedSlices, locks
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
 from gpuopt.step import sparse_updates
 from gpuopt.variables import unfinished
@@ -86,7 +86,7 @@ def test_a_read_that_is_cut_at_any_moment_is_finished_by_the_next(
 def behind(device: str) -> Pair:
     """Returns a table whose rows have missed different numbers of steps, some of them none."""
     pair = Pair(device=device)
-    pair.apply(SLICES(np.ones((HEIGHT, 3), "f4"), np.arange(HEIGHT)))
+    pair.apply(IndexedSlices(np.ones((HEIGHT, 3), "f4"), np.arange(HEIGHT)))
     pair.step(12)
     return pair
 
@@ -103,17 +103,19 @@ def test_a_step_that_is_interrupted_leaves_other_rows_to_catch_up(device: str) -
     while not finished:
         pair = Pair(device=device)
         pair.step(12)
-        pair.apply(SLICES(np.ones((len(others), 3), "f4"), others))
+        pair.apply(IndexedSlices(np.ones((len(others), 3), "f4"), others))
         pair.step(3)
         try:
             with InterruptAt(moment, inside=_INSIDE_A_STEP[device]):
-                pair.optimizer.apply_gradients([(SLICES(np.ones((1, 3), "f4"), [0]), pair.late)])
+                pair.optimizer.apply_gradients(
+                    [(IndexedSlices(np.ones((1, 3), "f4"), [0]), pair.late)]
+                )
             finished = True
         except Interrupt:
             pass
         # Counted, or not: there is nothing between.
         before = pair.exact.numpy()
-        pair.all_rows.apply_gradients([(SLICES(np.ones((1, 3), "f4"), [0]), pair.exact)])
+        pair.all_rows.apply_gradients([(IndexedSlices(np.ones((1, 3), "f4"), [0]), pair.exact)])
         got, after = pair.late.numpy()[others], pair.exact.numpy()
         is_counted = abs(got - after[others]).max() < abs(got - before[others]).max()
         close(got, (after if is_counted else before)[others])
@@ -135,7 +137,7 @@ def attempt(call: Callable[[], Any], made: list[bool]) -> None:
 )
 def test_a_signal_handlers_call_is_made_or_refused_at_any_moment(call: str, handler: str) -> None:
     others = np.arange(HEIGHT // 4, HEIGHT)
-    slices = SLICES(np.full((2, 3), 2, np.float32), [1, 19])
+    slices = IndexedSlices(np.full((2, 3), 2, np.float32), [1, 19])
     calls: dict[str, Callable[[Any, Any], Any]] = {
         "read": lambda optimizer, table: table.numpy(),
         "look up": lambda optimizer, table: gpuopt.embedding_lookup(table, [0, 17]),
@@ -145,7 +147,7 @@ def test_a_signal_handlers_call_is_made_or_refused_at_any_moment(call: str, hand
     while not is_over:
         pair = Pair()
         pair.step(3)
-        pair.apply(SLICES(np.ones((len(others), 3), "f4"), others))
+        pair.apply(IndexedSlices(np.ones((len(others), 3), "f4"), others))
         pair.step(2)
         made: list[bool] = []
         handle = partial(attempt, partial(calls[handler], pair.optimizer, pair.late), made)
@@ -212,7 +214,7 @@ def test_a_slot_is_replaced_while_another_thread_saves(monkeypatch: pytest.Monke
 def test_two_threads_may_step_by_optimizers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, exact = Pair(), gpuopt.AdamOptimizer(0.01)
     late = gpuopt.AdamOptimizer(0.01, catch_up=True)
-    slices = SLICES(np.ones((1, 3), "f4"), [30])
+    slices = IndexedSlices(np.ones((1, 3), "f4"), [30])
     late.apply_gradients([(slices, pair.late)])
     exact.apply_gradients([(slices, pair.exact)])
     pair.step(10)
@@ -228,7 +230,7 @@ def test_two_threads_may_step_by_optimizers_of_their_own(monkeypatch: pytest.Mon
         return table
 
     monkeypatch.setattr(sparse_updates, "table_behind", replaced_by_another_thread)
-    pair.apply(SLICES(np.ones((1, 3), "f4"), [20]))
+    pair.apply(IndexedSlices(np.ones((1, 3), "f4"), [20]))
     # Made anew, under the lock of the table that the other thread's step came by.
     behind: Any = pair.late.identity.behind
     assert behind.belongs_to(pair.optimizer.state)

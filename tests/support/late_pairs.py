@@ -10,7 +10,6 @@ import gpuopt
 from gpuopt import IndexedSlices, Variable
 
 HEIGHT = 40
-SLICES = IndexedSlices
 
 
 class Pair:
