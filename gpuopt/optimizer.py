@@ -351,9 +351,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             return
         if self._on_nonfinite == "propagate":
             step = Step(self, global_step, name or self._name)
-            given = grads_and_vars
-            if type(given) is not list:
-                given = as_sequence(given)
+            given = as_sequence(grads_and_vars)
             with step.watched:
                 step.run(self._checked_updates(given))
             return

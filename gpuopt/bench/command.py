@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from gpuopt.bench.compare import (
     find_missing,
     list_advice,
 )
-from gpuopt.bench.contenders import import_step_maker
+from gpuopt.bench.contenders import StepMaker
 from gpuopt.bench.jobs import JOBS
 from gpuopt.bench.machine import describe_machine
 from gpuopt.bench.measure import Bench, measure, prepare
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--contender",
         nargs="+",
+        type=_import_contender,
         default=[],
         metavar="MODULE:FUNCTION",
         help="time your own optimizer beside the others: FUNCTION(weights, gradients) returns a "
@@ -136,11 +138,6 @@ def why_refused(options: argparse.Namespace) -> str | None:
             return reason
     if options.json and options.html and options.json.resolve() == options.html.resolve():
         return f"--json and --html name the same file, {str(options.json)!r}"
-    for name in options.contender:
-        try:
-            import_step_maker(name)
-        except ValueError as error:
-            return f"--contender {error}"
     if not options.compare and not list(choose(options)):
         return f"no task is named {' or '.join(options.patterns)}; --list shows them"
     return None
@@ -270,8 +267,24 @@ def _run_one(console: Console, bench: Bench, choice: Choice, options: argparse.N
             rounds=options.rounds,
             seconds=options.seconds,
             on_round=on_round,
-            others={name: import_step_maker(name) for name in options.contender},
+            users=options.contender,
         )
+
+
+def _import_contender(text: str) -> tuple[str, StepMaker]:
+    """Imports MODULE:FUNCTION, from the current folder or from what is installed."""
+    module_name, _, name = text.partition(":")
+    if not (module_name and name):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form MODULE:FUNCTION")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        maker = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be imported: {error}") from error
+    if not callable(maker):
+        raise argparse.ArgumentTypeError(f"{text!r} is no function, but {type(maker).__name__}")
+    return text, maker
 
 
 def _parse_shapes(text: str) -> Task:

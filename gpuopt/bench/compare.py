@@ -88,18 +88,19 @@ def compare_results(new: Results, old: Results, tolerance: float = TOLERANCE) ->
     # Two medians of each pair, and two of the copies of each run.
     num_intervals = 2 * len(pairs) + 2 * len({name for name, _, _ in pairs})
     miss = (1 - _CONFIDENCE) / max(1, num_intervals)
+    copies = {name: (new.runs[name].copy_ms, old.runs[name].copy_ms) for name, _, _ in pairs}
+    of_copies = {name: find_ratio(*pair, miss) for name, pair in copies.items()}
     comparisons = []
     for name, contender, caches in pairs:
         fresh, earlier = (
             getattr(results.runs[name].contenders[contender], caches) for results in (new, old)
         )
         samples = fresh.samples_ms, earlier.samples_ms
-        copies = new.runs[name].copy_ms, old.runs[name].copy_ms
         interval = find_ratio(*samples, miss)
-        verdict = judge(interval, find_ratio(*copies, miss), tolerance)
+        verdict = judge(interval, of_copies[name], tolerance)
         rounds = None
         if verdict is Verdict.AMBIGUOUS:
-            rounds = _rounds_to_settle(samples, copies, miss, tolerance)
+            rounds = _rounds_to_settle(samples, copies[name], miss, tolerance)
         ratio = fresh.median_ms / earlier.median_ms
         comparisons.append(Comparison(name, contender, caches, ratio, interval, verdict, rounds))
     return comparisons

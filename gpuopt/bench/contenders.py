@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,27 +59,7 @@ class Contender:
 StepMaker = Callable[[list[Any], list[Any]], Step]
 
 
-def import_step_maker(text: str) -> StepMaker:
-    """Imports MODULE:FUNCTION, from the current folder or from what is installed.
-
-    Raises:
-        ValueError: there is no such module or function.
-    """
-    module_name, _, name = text.partition(":")
-    if not (module_name and name):
-        raise ValueError(f"{text!r} is not of the form MODULE:FUNCTION")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        maker = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{text!r} cannot be imported: {error}") from error
-    if not callable(maker):
-        raise ValueError(f"{text!r} is no function, but {type(maker).__name__}")
-    return maker  # type: ignore[no-any-return]
-
-
-def make_others_step(
+def make_users_step(
     name: str, make: StepMaker, weights: list[Any], gradients: list[Any]
 ) -> Contender:
     """Makes the step of a user's own optimizer.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import median
@@ -29,7 +29,7 @@ from gpuopt.bench.slowdowns import (
     find_load,
     read_counters,
 )
-from gpuopt.bench.workloads import NO_OTHERS, Task, make_contenders
+from gpuopt.bench.workloads import Task, make_contenders
 from gpuopt.device import Device
 
 _COPY = "copy"
@@ -116,7 +116,7 @@ def measure(
     rounds: int,
     seconds: float,
     on_round: Callable[[], object] = lambda: None,
-    others: Mapping[str, StepMaker] = NO_OTHERS,
+    users: Sequence[tuple[str, StepMaker]] = (),
 ) -> Run:
     """Measures a task.
 
@@ -128,9 +128,9 @@ def measure(
         rounds: How many times each contender is sampled at most.
         seconds: The time after which no round begins; five are made in any case.
         on_round: Called after each round.
-        others: A user's own contenders, by name.
+        users: A user's own contenders: their names, and what makes their steps.
     """
-    made = make_contenders(task, job_name, dtype, bench.place, others)
+    made = make_contenders(task, job_name, dtype, bench.place, users)
     before, started = read_counters(), perf_counter()
     warnings = find_load()
     throttling = bench.watch_throttling()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,9 +19,9 @@ from gpuopt.bench.contenders import (
     make_elementwise_dense_step,
     make_naive_dense_step,
     make_naive_sparse_step,
-    make_others_step,
     make_our_dense_step,
     make_our_sparse_step,
+    make_users_step,
 )
 from gpuopt.bench.jobs import JOBS, RATE, Job, Place
 from gpuopt.bench.models import (
@@ -60,7 +60,6 @@ _MOST_NAIVE = 1000
 _MOST_CONTENDERS, _GRADIENTS, _TEMPORARIES = 7, 3, 3
 # What has sparse gradients: Adam stands for LazyAdam.
 _SPARSE_JOBS = ("adam", "adagrad")
-NO_OTHERS: Mapping[str, StepMaker] = {}
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ def list_growing_tasks() -> Iterator[Task]:
 
 
 def why_not(
-    task: Task, job_name: str, dtype: str, free_bytes: int | None, num_others: int = 0
+    task: Task, job_name: str, dtype: str, free_bytes: int | None, num_users: int = 0
 ) -> str | None:
     """Returns why a task cannot be run, or None.
 
@@ -182,13 +181,13 @@ def why_not(
         job_name: The optimizer, among `JOBS`.
         dtype: Of the variables.
         free_bytes: How much memory there is; None if unknown.
-        num_others: How many of a user's own contenders take part.
+        num_users: How many of a user's own contenders take part.
     """
     if task.lookups and job_name not in _SPARSE_JOBS:
         return f"gradients are sparse, and only {' and '.join(_SPARSE_JOBS)} have contenders"
     if task.lookups and dtype != "float32":
         return "gradients are sparse, and contenders have them in float32"
-    contenders = _MOST_CONTENDERS + num_others
+    contenders = _MOST_CONTENDERS + num_users
     each = contenders * (1 + len(JOBS[job_name].state)) + _GRADIENTS + _TEMPORARIES
     needed = task.num_parameters * itemsize(dtype) * each
     if free_bytes is not None and needed > free_bytes:
@@ -201,7 +200,7 @@ def make_contenders(
     job_name: str,
     dtype: str,
     place: Place,
-    others: Mapping[str, StepMaker] = NO_OTHERS,
+    users: Sequence[tuple[str, StepMaker]] = (),
 ) -> Made:
     """Makes everything that can do a task here.
 
@@ -210,14 +209,14 @@ def make_contenders(
         job_name: The optimizer, among `JOBS`.
         dtype: Of the variables.
         place: Where they are.
-        others: A user's own contenders, by name.
+        users: A user's own contenders: their names, and what makes their steps.
 
     Raises:
-        TypeError: one of these is none.
+        TypeError: a user's contender makes no step.
     """
     job = JOBS[job_name]
     if task.lookups:
-        return _make_sparse(task, job_name, place, others)
+        return _make_sparse(task, job_name, place, users)
     xp, kind = place.xp, np.dtype(DTYPES[dtype])
     gradients = [[_make_gradient(xp, shape, kind) for shape in task.shapes]]
 
@@ -235,14 +234,14 @@ def make_contenders(
             contenders[title] = make_torch_dense_step(job, weights(), gradients, form)
         else:
             left_out[title] = reason
-    libraries = {"optax jit": why_not_optax(dtype, place), "Thinc": why_not_thinc(job_name, dtype)}
+    others = {"optax jit": why_not_optax(dtype, place), "Thinc": why_not_thinc(job_name, dtype)}
     makers: Mapping[str, Any] = {
         "optax jit": lambda: make_optax_step(
             job.optax, weights(), gradients, find_jax_device(place)
         ),
         "Thinc": lambda: make_thinc_step(weights(), gradients),
     }
-    for title, reason in libraries.items():
+    for title, reason in others.items():
         if reason is None:
             contenders[title] = makers[title]()
         else:
@@ -257,14 +256,16 @@ def make_contenders(
         contenders[ARRAYS] = make_naive_dense_step(job, xp, weights(), gradients)
     else:
         left_out[ARRAYS] = "it would launch a hundred thousand kernels in each step"
-    for name, make in others.items():
-        contenders[name] = make_others_step(name, make, weights(), gradients[0])
+    for name, make in users:
+        contenders[name] = make_users_step(name, make, weights(), gradients[0])
     # A step reads and writes the weight and the state, and reads the gradient.
     moved = task.num_parameters * itemsize(dtype) * (3 + 2 * len(job.state))
     return Made(moved, contenders, left_out)
 
 
-def _make_sparse(task: Task, job_name: str, place: Place, others: Mapping[str, StepMaker]) -> Made:
+def _make_sparse(
+    task: Task, job_name: str, place: Place, users: Sequence[tuple[str, StepMaker]]
+) -> Made:
     xp, job = place.xp, JOBS[job_name]
     drawn = [draw_lookups((height, width), task.lookups) for height, width in task.shapes]
     lookups = [(xp.asarray(values), xp.asarray(rows)) for rows, values in drawn]
@@ -288,8 +289,8 @@ def _make_sparse(task: Task, job_name: str, place: Place, others: Mapping[str, S
         left_out["torch sparse"] = reason
     contenders[ARRAYS] = make_naive_sparse_step(job, xp, tables(), lookups)
     slices = [gpuopt.IndexedSlices(values, rows) for values, rows in lookups]
-    for name, make in others.items():
-        contenders[name] = make_others_step(name, make, tables(), slices)
+    for name, make in users:
+        contenders[name] = make_users_step(name, make, tables(), slices)
     arrays = 2 * (1 + len(job.state))
     moved = sum(
         values.nbytes + rows.nbytes + arrays * np.unique(rows).size * values[0].nbytes

@@ -88,7 +88,7 @@ def as_sequence(grads_and_vars: Iterable[tuple[Any, Any]]) -> Sequence[tuple[Any
     Raises:
         TypeError: `grads_and_vars` is no iterable.
     """
-    if isinstance(grads_and_vars, list | Zipped):
+    if type(grads_and_vars) is list or type(grads_and_vars) is Zipped:
         return grads_and_vars
     if not is_iterable(grads_and_vars) or isinstance(grads_and_vars, Mapping):
         raise TypeError(

@@ -12,7 +12,7 @@ import pytest
 def draw(items: Sequence[pytest.Item], n: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Returns about one in n of the cases of all tests with parameters, and the others.
 
-    Tests without parameters are among the first.
+    Every test without parameters is chosen.
     """
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
