@@ -72,7 +72,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Shows defaults as they are typed, but not that an option is off or has none."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or action.default is False:
+        if action.default is None or action.default is False or action.default == []:
             return action.help
         if isinstance(action.default, list):
             return f"{action.help} (default: {shlex.join(action.default).replace('%', '%%')})"

@@ -67,10 +67,10 @@ def test_help_of_a_command_says_what_it_does_and_explains_each_argument(
 def test_help_shows_defaults_as_they_are_typed(command: str) -> None:
     status, output, _ = run(command, "--help")
     assert status == 0
-    shown = re.findall(r"\(default:\s+(.+?)\)", output, re.DOTALL)
-    assert not [default for default in shown if default.startswith(("[", "("))]
+    shown = re.findall(r"\(default:\s*(.*?)\)", output, re.DOTALL)
+    assert not [default for default in shown if not default or default.startswith(("[", "("))]
     if command == "bench":
-        assert {"'*'", "adam", "float32"} <= set(shown)
+        assert {"adam", "float32", "30"} <= set(shown)
 
 
 @pytest.mark.parametrize(
