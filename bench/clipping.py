@@ -1,4 +1,4 @@
-"""Clipping in the step, compared with plain steps, clipping by hand and torch's; and long norms."""
+"""Clipping in the step, compared with plain steps, clipping by hand and torch's."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ Step = Callable[[], object]
 
 _RATE, _DECAY = 1e-3, 0.01
 _MOST = 1.0
-_LONG = 10**9
-_BLOCK = 10**7
 _PLAIN, _BY_HAND, _TORCH = "without clipping", "clip_by_global_norm", "torch clip_grad_norm_, fused"
 # Longer than OpenMP's threads wait in a busy loop.
 _REST_SECONDS = 0.01
-# In units of the last place of float32: what the docs promise, for any number of elements.
-_MOST_ULP = 16
 
 TARGETS = (
     Target("clip_adam_w_16m", "ratio", _PLAIN, at_most=1.5),
@@ -42,39 +38,6 @@ def make_workloads() -> Iterator[Workload]:
     }
     for name, (what, of_variables) in shapes.items():
         yield _make_step_workload(f"clip_adam_w_{name}", what, of_variables)
-
-
-def norm_of_a_billion() -> Workload:
-    """Makes the workload of one long norm.
-
-    Raises:
-        AssertionError: the norm is farther from the exact one than is promised.
-    """
-    rng = np.random.default_rng(0)
-    gradient = np.empty(_LONG, np.float32)
-    exact = 0.0
-    for first in range(0, _LONG, _BLOCK):
-        block = gradient[first : first + _BLOCK]
-        rng.standard_normal(out=block, dtype=np.float32)
-        wide = block.astype(np.float64)
-        exact += float(np.dot(wide, wide))
-    root = float(np.sqrt(exact))
-    error = abs(float(gpuopt.global_norm([gradient])) - root) / float(np.spacing(np.float32(root)))
-    assert error <= _MOST_ULP, f"the norm of {_LONG:,} elements is {error:.1f} units off"
-    contenders: dict[str, Step] = {"gpuopt": lambda: gpuopt.global_norm([gradient])}
-    if find_spec("torch") is not None:
-        import torch
-
-        given = torch.from_numpy(gradient)
-        contenders["torch vector_norm"] = lambda: torch.linalg.vector_norm(given)
-    contenders["numpy norm"] = lambda: np.linalg.norm(gradient)
-    return Workload(
-        "norm_of_a_billion",
-        f"The norm of {_LONG:,} elements of float32",
-        gradient.nbytes,
-        contenders,
-        settle=_rest,
-    )
 
 
 def _make_step_workload(name: str, what: str, shapes: Sequence[tuple[int, ...]]) -> Workload:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import gpuopt
-from bench.harness import NUMPY_ALONE, ROOT, Workload
+from bench.harness import NUMPY_ALONE, Workload
 from gpuopt.backends import backend_for
 from gpuopt.bench.models import LOOKUPS, TABLE, Shapes, draw_lookups, list_resnet50_shapes
 from gpuopt.bench.peers import make_optax_step
@@ -34,8 +31,8 @@ _REST_SECONDS = 0.01
 def make_host_workloads() -> Iterator[Workload]:
     """Yields each workload when its turn comes, so that only one at a time is in memory.
 
-    Each step is followed by a rest: after a step, the threads of torch and numba wait for more work
-    in a busy loop for a while, and would take a core from the next contender.
+    Each step is followed by a rest: after a step, torch's threads wait for more work in a busy loop
+    for a while, and would take a core from the next contender.
     """
     for workload in _make_workloads():
         yield replace(workload, settle=partial(time.sleep, _REST_SECONDS))
@@ -71,8 +68,6 @@ def _make_workloads() -> Iterator[Workload]:
     yield _make_groups_workload()
     yield _make_all_rows_workload()
     yield _make_row_sums_workload()
-    yield _make_numba_workload(large)
-    yield _make_first_step_workload()
 
 
 class _Job(NamedTuple):
@@ -374,82 +369,5 @@ def _make_row_sums_workload() -> Workload:
         "host_row_sums",
         f"Sums of repeated rows among {LOOKUPS:,} of {TABLE[1]} elements",
         values.nbytes + np.unique(rows).size * TABLE[1] * 4,
-        contenders,
-    )
-
-
-def _make_numba_workload(shapes: Shapes) -> Workload:
-    """Makes the workload of Adam compiled by numba, the alternative way to compile a rule."""
-    rng = np.random.default_rng(0)
-    gradients = [rng.standard_normal(shape, np.float32) for shape in shapes]
-    pairs = [(gradient, gpuopt.Variable(np.ones_like(gradient))) for gradient in gradients]
-    step = partial(_JOBS["adam"].ours().apply_gradients, pairs)
-    contenders = {"gpuopt": _make_our_step(step, True), NUMPY_ALONE: _make_our_step(step, False)}
-    if find_spec("numba") is not None:
-        adam = compile_numba_adam()
-        states = [(np.ones_like(g), g, np.zeros_like(g), np.zeros_like(g)) for g in gradients]
-        scalars = [np.float32(x) for x in (_RATE, 0.9, 0.999, 1e-8)]
-        contenders["numba prange"] = lambda: [adam(*state, *scalars) for state in states]
-    return Workload(
-        "host_numba_adam",
-        "Adam on one tensor of 16,777,216 elements, by two compilers",
-        sum(gradient.size for gradient in gradients) * 4 * 7,
-        contenders,
-    )
-
-
-def compile_numba_adam() -> Callable[..., None]:
-    import numba
-
-    @numba.njit(parallel=True, error_model="numpy")  # type: ignore[untyped-decorator]
-    def adam(
-        var: Any, grad: Any, m: Any, v: Any, step_size: Any, beta1: Any, beta2: Any, epsilon: Any
-    ) -> None:
-        one = np.float32(1)
-        for i in numba.prange(var.size):
-            m[i] += (one - beta1) * (grad[i] - m[i])
-            v[i] += (one - beta2) * (grad[i] * grad[i] - v[i])
-            var[i] -= step_size * m[i] / (np.sqrt(v[i]) + epsilon)
-
-    compiled: Callable[..., None] = adam
-    return compiled
-
-
-_OUR_FIRST_STEP = """
-import numpy as np, gpuopt
-gradient = np.ones(2**20, np.float32)
-gpuopt.AdamOptimizer().apply_gradients([(gradient, gpuopt.Variable(gradient))])
-"""
-_NUMBA_FIRST_STEP = """
-import numpy as np
-from bench.host_workloads import compile_numba_adam
-arrays = [np.ones(2**20, np.float32) for _ in range(4)]
-compile_numba_adam()(*arrays, *[np.float32(x) for x in (1e-3, 0.9, 0.999, 1e-8)])
-"""
-
-
-def _make_first_step_workload() -> Workload:
-    """Makes the workload of a new process's first step, including the interpreter's start."""
-
-    def program(text: str, **environment: str) -> Step:
-        command = [sys.executable, "-c", text]
-        variables = {**os.environ, **environment}
-        return lambda: subprocess.run(command, cwd=ROOT, env=variables, check=True)
-
-    def from_nothing() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            program(_OUR_FIRST_STEP, GPUOPT_COMPILED="1", GPUOPT_CACHE_DIR=folder)()
-
-    contenders: dict[str, Step] = {
-        "gpuopt": program(_OUR_FIRST_STEP, GPUOPT_COMPILED="1"),
-        NUMPY_ALONE: program(_OUR_FIRST_STEP, GPUOPT_COMPILED="0"),
-        "gpuopt, nothing compiled yet": from_nothing,
-    }
-    if find_spec("numba") is not None:
-        contenders["numba"] = program(_NUMBA_FIRST_STEP)
-    return Workload(
-        "host_first_step",
-        "A new process until its first step, Adam on 1,048,576 elements",
-        2**20 * 4 * 7,
         contenders,
     )

@@ -10,7 +10,6 @@ from bench import (
     averages,
     catch_up,
     clipping,
-    distributed,
     mixed_precision,
     slot_bits,
     step_path,
@@ -33,14 +32,13 @@ def make_workloads(pattern: str = "*") -> Iterator[Workload]:
         delay_by_checkpoint,
         restore_checkpoint,
         append_rows,
-        clipping.norm_of_a_billion,
         slot_bits.slot_bits_movement,
         mixed_precision.slot_dtype_movement,
         mixed_precision.demo_in_float16,
     ):
         if fnmatch(make.__name__, pattern):
             yield make()
-    modules = (autodiff.make_workloads, distributed.make_workloads, step_path.make_workloads)
+    modules = (autodiff.make_workloads, step_path.make_workloads)
     of_rules = (
         averages.make_workloads,
         catch_up.make_workloads,
