@@ -42,7 +42,7 @@ def flatten(tree: Any, what: str) -> Tree:
 
     Raises:
         ValueError: a key contains "/", is empty, or is the same text as another one of its node;
-            or the tree holds itself.
+            the tree holds itself; or a field of a dataclass was never set.
     """
     found = Tree([], [], None)
     try:
@@ -168,7 +168,10 @@ class _Code:
 
 
 def _add_leaves(node: Any, path: str, what: str, found: Tree) -> Form:
-    children = _children(node)
+    try:
+        children = _children(node)
+    except AttributeError as error:  # of a dataclass's field that was never set
+        raise ValueError(f"{_where(what, path)}: {error}") from error
     if children is None:
         found.paths.append(path)
         found.leaves.append(node)
@@ -202,9 +205,9 @@ def _is_named_tuple(kind: type[Any]) -> bool:
 
 def _check_keys(keys: Sequence[Any], path: str, what: str) -> None:
     texts: dict[str, Any] = {}
+    where = _where(what, path)
     for key in keys if not isinstance(keys, range) else ():
         text = str(key)
-        where = f'{what}["{path}"]' if path else what
         if not text or "/" in text:
             raise ValueError(
                 f"{where} has the key {key!r}: a key must not be empty, nor contain a '/', which "
@@ -215,6 +218,10 @@ def _check_keys(keys: Sequence[Any], path: str, what: str) -> None:
                 f"{where} has the keys {texts[text]!r} and {key!r}, which are the same path"
             )
         texts[text] = key
+
+
+def _where(what: str, path: str) -> str:
+    return f'{what}["{path}"]' if path else what
 
 
 def _shortened(paths: Sequence[str]) -> str:

@@ -9,6 +9,8 @@ from operator import is_
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.locks import Lock
 from gpuopt.state.state import State
@@ -49,6 +51,8 @@ class Leaves:
             return None
         given, gradients = tree.walk(params), tree.walk_gradients(grads)
         if given is None or gradients is None or not all(map(is_, given, tree.given)):
+            return None
+        if [array for array in tree.in_host_memory if not array.flags.writeable]:
             return None
         if not _NODES.isdisjoint(map(type, gradients)):
             return None
@@ -145,6 +149,7 @@ class _NamedTree:
     Attributes:
         paths: The leaves' paths, in the order of the tree's first call.
         given: The leaves as they were passed, in this order.
+        in_host_memory: Those that are numpy's arrays, which may become read-only.
         walk: Lists them.
         walk_gradients: Lists their gradients.
         variables: The Variables that the leaves are, or that stand for them.
@@ -156,6 +161,7 @@ class _NamedTree:
     def __init__(self, paths: list[str], found: Tree, gradients: Tree) -> None:
         self.paths = paths
         self.given = _ordered(found, paths)
+        self.in_host_memory = [each for each in self.given if isinstance(each, np.ndarray)]
         self.walk = _walk_in_order(found, paths)
         self.walk_gradients = _walk_in_order(gradients, paths)
         self.variables: list[Variable] = []

@@ -337,6 +337,11 @@ cyclic["self"] = cyclic
         ({"a": None}, {"a": ones}, 'params at "a": expected a Variable or an array, got NoneType'),
         ({"a": "text"}, {"a": ones}, 'params at "a": expected a Variable or an array, got str'),
         ({"a": ones.copy()}, {"a": cyclic}, "grads holds itself, or is nested too deeply"),
+        (
+            {"a": object.__new__(Norm)},
+            {"a": Norm(ones, ones)},
+            """params["a"]: 'Norm' object has no attribute 'scale'""",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_path(params: Any, grads: Any, message: str) -> None:
@@ -415,6 +420,20 @@ def test_an_array_of_another_form_is_refused(other: Any, message: str) -> None:
     optimizer.update({"w": ones.copy()}, {"w": ones})
     with pytest.raises(ValueError, match=message):
         optimizer.update({"w": other}, {"w": np.ones(other.shape, other.dtype)})
+
+
+def test_an_array_that_became_read_only_is_refused() -> None:
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    params = {"v": ones.copy(), "w": ones.copy()}
+    grads = {"v": ones, "w": ones}
+    for _ in range(3):
+        optimizer.update(params, grads)
+    before = params["v"].copy()
+    params["w"].flags.writeable = False
+    with pytest.raises(ValueError, match=r'params at "w": the array .* is read-only'):
+        optimizer.update(params, grads)
+    np.testing.assert_array_equal(params["v"], before)
+    np.testing.assert_array_equal(params["w"], before)
 
 
 def test_an_array_in_the_place_of_a_variable_is_refused() -> None:
