@@ -1,8 +1,11 @@
-"""Rows that catch up with their steps, compared with LazyAdam, with all rows, and with torch."""
+"""Rows that catch up with their steps, compared with LazyAdam, with all rows, and with torch.
+
+`.venv/bin/python -m bench.catch_up` trains with them, and draws how far they end from all rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import cycle
 from typing import Any
@@ -23,6 +26,9 @@ _NARROW, _WIDE = 16, 64
 _TALLEST_OF_ALL_ROWS = 1_000_000
 _NUM_BATCHES = 16
 _LOWEST = "the lowest table"
+# Of the training.
+_STEPS, _BATCH = 600, 64
+_WORDS, _VECTOR = 2_000, 8
 
 TARGETS = (
     Target("catch_up_step", "ratio", "LazyAdam", at_most=1.5),
@@ -187,3 +193,51 @@ def _in_turn(
         step(values, each)
     following = cycle(rows)
     return lambda: step(values, next(following))
+
+
+def main() -> None:
+    """Draws how far rows end from where all rows are moved in each step."""
+    from bench.pictures import draw_catch_up_training
+
+    ways: dict[str, Any] = {
+        "all rows": gpuopt.AdamOptimizer(0.01),
+        "catch_up=True": gpuopt.AdamOptimizer(0.01, catch_up=True),
+        "LazyAdam": gpuopt.LazyAdamOptimizer(0.01),
+    }
+    tables = {name: _train(optimizer) for name, optimizer in ways.items()}
+    exact = tables.pop("all rows")
+    moved = np.array([np.linalg.norm(each - exact[0]) for each in exact[1:]])
+    every = np.arange(1, len(exact)) * _STEPS // (len(exact) - 1)
+    curves = {}
+    for name, seen in tables.items():
+        apart = [np.linalg.norm(one - all_) for one, all_ in zip(seen[1:], exact[1:], strict=True)]
+        curves[name] = np.column_stack([every, np.array(apart) / moved])
+    draw_catch_up_training(curves)
+
+
+def _train(optimizer: Any) -> Sequence[np.ndarray]:
+    """Learns vectors of words from pairs of them by Zipf's law; returns the table now and then."""
+    rng = np.random.default_rng(3)
+    table = gpuopt.Variable(rng.normal(scale=0.1, size=(_WORDS, _VECTOR)), dtype=np.float32)
+    meaning = rng.normal(size=(_WORDS, _VECTOR)).astype(np.float32)
+    shares = 1 / np.arange(1, _WORDS + 1)
+    seen = [table.numpy()]
+    for step in range(1, _STEPS + 1):
+        pairs = rng.choice(_WORDS, (_BATCH, 2), p=shares / shares.sum())
+        wanted = np.tanh(np.sum(meaning[pairs[:, 0]] * meaning[pairs[:, 1]], axis=1))
+        optimizer.minimize(_loss_of(table, pairs, wanted), var_list=[table])
+        if step % (_STEPS // 30) == 0:
+            seen.append(table.numpy())
+    return seen
+
+
+def _loss_of(table: gpuopt.Variable, pairs: np.ndarray, wanted: np.ndarray) -> Callable[[], Any]:
+    def loss() -> Any:
+        one, other = (gpuopt.embedding_lookup(table, each) for each in pairs.T)
+        return np.mean((np.sum(one * other, axis=1) - wanted) ** 2)
+
+    return loss
+
+
+if __name__ == "__main__":
+    main()

@@ -19,10 +19,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from bench.harness import ROOT
-from bench.page import make_table, replace_between
 
-PAGE = ROOT / "docs" / "performance.md"
-COMMAND = ".venv/bin/python -m bench.launches"
 _SUPPORT = ROOT / "tests" / "support"
 # With "accumulation", the number of calls that make an update; the last one updates. The stages of
 # the next line stand for an earlier call, by its number.
@@ -125,28 +122,10 @@ def count(steps: Mapping[str, Step]) -> dict[str, Counted]:
     return {name: Counted(*each) for name, each in found.items()}
 
 
-def make_tables(counted: Mapping[str, Counted]) -> str:
-    """Returns the page's tables of the steps `DENSE` and `SPARSE`."""
-    dense = [_row(name, counted[name], f"{counted[name].bytes_an_element:g}") for name in DENSE]
-    sparse = [_row(name, counted[name], ", ".join(counted[name].functions)) for name in SPARSE]
-    columns = ["launches", "waits"]
-    return "\n".join(
-        [
-            make_table(["Adam with", *columns, "bytes an element"], dense),
-            make_table(["65,536 rows of a table of 1,000,000", *columns, "kernels"], sparse),
-        ]
-    )
-
-
-def _row(name: str, counted: Counted, last: str) -> list[str]:
-    return [name, str(len(counted.kernels)), str(counted.waits), last]
-
-
 def main() -> None:
-    PAGE.write_text(
-        replace_between(PAGE.read_text(), COMMAND, make_tables(count({**DENSE, **SPARSE})))
-    )
-    print(f"written: {PAGE.relative_to(ROOT)}")
+    from bench import pages
+
+    pages.write("launches")
 
 
 # ---- The bytes of a kernel

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bench import scale_page
+from bench import pages
 from bench.harness import ROOT, Timing, Workload, summarize_all, write_results
 from bench.targets import Target, Verdict, compare
 
@@ -83,7 +83,7 @@ def main() -> None:
         path = write_results({"workloads": measured})
         print(f"\nwritten: {path.relative_to(ROOT)}")
         if not options.mpi:
-            scale_page.write(path)
+            pages.write("scale", [path])
 
 
 def judge(target: Target, contenders: Mapping[str, Timing]) -> Verdict:

@@ -1,9 +1,8 @@
 """A model of one step on many ranks: the network, stragglers, and backup workers.
 
-    .venv/bin/python -m bench.scale
-
-writes the tables of docs/scale.md. Of what goes into them, `bench.ranks` has measured the time of a
-message between two processes and of reductions on one host; all else is assumed.
+`bench.pages` writes its tables into docs/scale.md. Of what goes into them, `bench.ranks` has
+measured the time of a message between two processes and of reductions on one host; all else is
+assumed.
 """
 
 from __future__ import annotations
@@ -157,13 +156,3 @@ def _more_than(number: int, trials: int, probability: float) -> float:
         at_most += math.exp(logarithm)
         logarithm += math.log((trials - successes) / (successes + 1)) + odds
     return max(0.0, 1.0 - at_most)
-
-
-def main() -> None:
-    from bench import scale_page
-
-    scale_page.write()
-
-
-if __name__ == "__main__":
-    main()

@@ -8,18 +8,15 @@ from functools import cache
 import pytest
 from pairs_of_stages import PAIRS
 
+from bench import pages
 from bench.launches import (
-    COMMAND,
     DENSE,
-    PAGE,
     SPARSE,
     Counted,
     Step,
     count,
     count_call,
-    make_tables,
 )
-from bench.page import replace_between
 
 pytestmark = [pytest.mark.internal, pytest.mark.gpu, pytest.mark.driver]
 
@@ -147,5 +144,5 @@ def test_ten_tables_are_sorted_and_updated_together() -> None:
 
 
 def test_the_page_has_the_counts_of_this_checkout() -> None:
-    page = PAGE.read_text()
-    assert replace_between(page, COMMAND, make_tables(counted())) == page, f"run {COMMAND}"
+    written = pages.make_launches_tables(counted())
+    assert pages.read_part("launches") == f"{written}\n", "run .venv/bin/python -m bench.launches"

@@ -1,0 +1,660 @@
+"""Writes what files of results say into the documentation, and draws its pictures.
+
+.venv/bin/python -m bench.pages                 # all parts of pages, from the files they name
+.venv/bin/python -m bench.pages growth FILE     # one part, from another file
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from bench import catch_up, launches, pictures, scale
+from bench.harness import RESULTS, ROOT
+from bench.host_targets import TARGETS
+from bench.targets import Target, compare
+from gpuopt.bench.results import Results, Run, Times, name_optimizer, read_results, three_digits
+from gpuopt.bench.workloads import list_tasks
+
+_END = "<!-- to here -->\n"
+# As in a file's description of its machine, and as pages write them.
+_LIBRARIES = {
+    "numpy": "numpy",
+    "torch": "torch",
+    "optax": "optax",
+    "jax": "jax",
+    "numba": "numba",
+    "thinc": "Thinc",
+}
+_NUMBER = re.compile(r"\d[\d.]*")
+
+
+class Part(NamedTuple):
+    """A part of a page, between two comments.
+
+    Attributes:
+        page: The page's path in the repository.
+        write: Returns the part's text from files of results.
+        draw: Draws the part's pictures from the same files.
+    """
+
+    page: str
+    write: Callable[[Sequence[Path]], str]
+    draw: Callable[[Sequence[Path]], None] | None = None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="bench.pages",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("part", nargs="?", choices=PARTS, help="by default, all of them")
+    parser.add_argument(
+        "results", nargs="*", type=Path, help="by default, the files that the part names"
+    )
+    options = parser.parse_args()
+    for name in [options.part] if options.part else PARTS:
+        write(name, options.results)
+
+
+def write(name: str, files: Sequence[Path] = ()) -> None:
+    """Writes a part and draws its pictures; by default, from the files that it names."""
+    part, page = PARTS[name], ROOT / PARTS[name].page
+    chosen = files or find_files(name)
+    page.write_text(replace_part(page.read_text(), name, part.write(chosen)))
+    print(f"written: {part.page}")
+    if part.draw is None:
+        return
+    if find_spec("matplotlib") is None:
+        print("no pictures: matplotlib is not installed")
+        return
+    part.draw(chosen)
+
+
+def replace_part(page: str, name: str, text: str) -> str:
+    """Returns a page with `text` as the part of this name."""
+    before, begin, rest = page.partition(_begin(name))
+    _, _, after = rest.partition(_END)
+    return before + begin + text + "\n" + _END + after
+
+
+def read_part(name: str) -> str:
+    """Returns what a part says now."""
+    page = (ROOT / PARTS[name].page).read_text()
+    return page.partition(_begin(name))[2].partition(_END)[0]
+
+
+def find_files(name: str) -> list[Path]:
+    """Returns the files of results that a part names, each once."""
+    named = re.findall(r"bench/results/[\w./-]+\.json", read_part(name))
+    return [ROOT / file for file in dict.fromkeys(named)]
+
+
+def _begin(name: str) -> str:
+    return f"<!-- `.venv/bin/python -m bench.pages {name}` writes from here -->\n\n"
+
+
+# What parts have in common
+
+
+def name_file(file: Path) -> str:
+    """Returns a file of results as pages name it.
+
+    Raises:
+        ValueError: it is not under bench/results, where readers of the page find it.
+    """
+    path = file.resolve()
+    if not path.is_relative_to(RESULTS):
+        raise ValueError(
+            f"{file} is not in {RESULTS.relative_to(ROOT)}: put it there, as "
+            "<machine>/<date>-<commit>-<what>.json"
+        )
+    return path.relative_to(ROOT).as_posix()
+
+
+def make_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def _read(file: Path) -> Any:
+    """Reads a file of `python -m bench`."""
+    return json.loads(file.read_text())
+
+
+def _name_versions(machine: Mapping[str, Any]) -> str:
+    """Names the libraries of a machine, as in "numpy 2.4.6, torch 2.15.0"."""
+    return ", ".join(
+        f"{name} {machine[key]}" for key, name in _LIBRARIES.items() if machine.get(key)
+    )
+
+
+def _list_times(
+    workload: Mapping[str, Any], contenders: Sequence[str], quantity: str = "median_ms"
+) -> list[str]:
+    """Returns a time of each contender with two decimals; nothing where it took no part."""
+    found = (workload["contenders"].get(name) for name in contenders)
+    return ["" if each is None else f"{each[quantity]:.2f}" for each in found]
+
+
+def _describe_rounds(results: Results) -> str:
+    """Returns how many rounds there were, as in "5 to 30 rounds"."""
+    return f"{_span([len(run.copy_ms) for run in results.runs.values()])} rounds"
+
+
+def _describe_doubts(results: Results) -> str:
+    """Returns each kind of warning that results have, but for that of times that spread widely.
+
+    The first number of a warning is that of all warnings of its kind, as in "0.6 to 1.2".
+    """
+    kinds: dict[str, list[str]] = {}
+    for run in results.runs.values():
+        for warning in run.other_warnings:
+            kind = _NUMBER.sub("{}", warning, count=1)
+            kinds.setdefault(kind, []).extend(_NUMBER.findall(warning)[:1])
+    return "; ".join(kind.format(_span(numbers)) for kind, numbers in kinds.items())
+
+
+def _span(numbers: Sequence[Any]) -> str:
+    ends = dict.fromkeys([min(numbers, key=float), max(numbers, key=float)]) if numbers else []
+    return " to ".join(map(str, ends))
+
+
+# README.md: steps, from a file of `gpuopt bench --json`
+
+_DOUBTFUL = "†"
+
+
+def _write_steps(files: Sequence[Path]) -> str:
+    if not files:
+        raise ValueError("README.md names no file of results: give one")
+    results = read_results(files[0])
+    return f"{_make_steps_table(results)}\n{_describe_steps(results, files[0])}\n"
+
+
+def _make_steps_table(results: Results) -> str:
+    contenders = dict.fromkeys(name for run in results.runs.values() for name in run.contenders)
+    peers = [each for each in contenders if each != "gpuopt"]
+    rows = [
+        [_describe_run(name, run), _format_ours(run.contenders["gpuopt"].cold)]
+        + [_compare(run, peer) for peer in peers]
+        for name, run in results.runs.items()
+    ]
+    return make_table(["", "gpuopt", *peers], rows)
+
+
+def _describe_run(name: str, run: Run) -> str:
+    mark = f" {_DOUBTFUL}" if run.other_warnings else ""
+    return f"{name_optimizer(name, run)}, {run.description}{mark}"
+
+
+def _format_ours(times: Times) -> str:
+    return f"{_about(times)}{times.median_ms:.3g} ms"
+
+
+def _about(times: Times) -> str:
+    return "~" if times.is_noisy else ""
+
+
+def _compare(run: Run, peer: str) -> str:
+    figures = run.contenders.get(peer)
+    if figures is None:
+        return ""
+    ratio = figures.cold.median_ms / run.contenders["gpuopt"].cold.median_ms
+    return f"{_about(figures.cold)}{ratio:.{0 if ratio >= 10 else 2}f}x"
+
+
+def _describe_steps(results: Results, file: Path) -> str:
+    machine, doubts = results.machine, _describe_doubts(results)
+    device = (
+        f"{machine['cores']} cores of an {machine['cpu']}"
+        if results.device == "cpu"
+        else results.device
+    )
+    descriptions = {each.name: each.description for each in list_tasks()}
+    lines = [
+        f"From [a file of results]({name_file(file)})",
+        f"of {results.date[:10]}: float32, on {device},",
+        f"with {_name_versions(machine)}.",
+        f"Medians of {_describe_rounds(results)}. A ~ marks times that spread widely.",
+        *([f"A {_DOUBTFUL} marks rows with a warning in that file: {doubts}."] if doubts else []),
+    ]
+    for name, reason in results.not_run.items():
+        task, _, settings = name.partition("/")
+        lines.append(f"Not run: {descriptions.get(task, task)} ({settings}): {reason}.")
+    return "\n".join(lines)
+
+
+# docs/performance.md: steps on CPUs, from a file of `python -m bench` for each machine
+
+_SPARSE = ("host_sparse_lazy_adam", "host_sparse_adagrad", "host_all_rows_adam", "host_row_sums")
+
+
+def _write_machines(files: Sequence[Path]) -> str:
+    return "\n".join(map(_write_machine, files))
+
+
+def _write_machine(file: Path) -> str:
+    found = _read(file)
+    machine, workloads = found["machine"], found["workloads"]
+    dense = [each for key, each in workloads.items() if pictures.DENSE.fullmatch(key)]
+    sparse = [workloads[key] for key in _SPARSE if key in workloads]
+    parts = [
+        f"### {machine['cpu']}, {machine['cores']} cores",
+        f"Python {machine['python']}, {_name_versions(machine)}.",
+        "![Milliseconds of a step of each library, for one large tensor, the tensors of a "
+        "ResNet-50,\nand many small tensors; the table below has the numbers.]"
+        f"(images/{pictures.name_steps(file)})",
+        _make_machine_table(dense),
+        _make_machine_table(sparse) if sparse else "",
+        f"From `{name_file(file)}`, at commit {found['commit']}. A copy in memory "
+        f"reached {found['copy_gb_per_s']:.1f} GB/s.",
+    ]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def _make_machine_table(workloads: Sequence[Mapping[str, Any]]) -> str:
+    contenders = list(dict.fromkeys(name for each in workloads for name in each["contenders"]))
+    rows = []
+    for each in workloads:
+        share = each["contenders"]["gpuopt"]["share_of_copy"]
+        rows.append([each["description"], *_list_times(each, contenders), f"{share:.2f}"])
+    return make_table(
+        ["milliseconds, the median", *contenders, "gpuopt's bandwidth, of a copy's"], rows
+    )
+
+
+# docs/performance.md: growth, from a file of `gpuopt bench --growth --json`
+
+# What is called flat costs at most so many times what it costs at best.
+FLAT = 2.0
+
+
+def list_curves(results: Results) -> dict[str, list[Run]]:
+    """Returns the runs of each curve, from the smallest on.
+
+    Raises:
+        ValueError: a curve is not there, as in results without `--growth`.
+    """
+    curves: dict[str, list[Run]] = {name: [] for name in pictures.CURVES}
+    for run in results.runs.values():
+        if run.curve is not None:
+            curves[run.curve].append(run)
+    for name, runs in curves.items():
+        if len(runs) < 2:
+            raise ValueError(f"the results have {len(runs)} runs of the curve {name!r}")
+        runs.sort(key=lambda run: run.at or 0)
+    return curves
+
+
+def find_flat(costs: Sequence[float]) -> tuple[int, int, int]:
+    """Returns the position of the least cost, and the first and last of those near it.
+
+    The costs from the first to the last are at most `FLAT` times the least one.
+    """
+    least = costs.index(min(costs))
+    first = last = least
+    while first > 0 and costs[first - 1] <= FLAT * costs[least]:
+        first -= 1
+    while last < len(costs) - 1 and costs[last + 1] <= FLAT * costs[least]:
+        last += 1
+    return least, first, last
+
+
+def _write_growth(files: Sequence[Path]) -> str:
+    [file] = files
+    results = read_results(file)
+    curves, machine, runs = list_curves(results), results.machine, results.runs.values()
+    spread = sum(run.warnings != run.other_warnings for run in runs)
+    others = sum(bool(run.other_warnings) for run in runs)
+    why = f":\n{doubts}" if (doubts := _describe_doubts(results)) else ""
+    parts = [
+        "![Nanoseconds that each parameter, tensor or row costs each library, in four panels; the\n"
+        f"table below has some of the numbers.](images/{pictures.GROWTH})",
+        "\n".join(_describe_curve(name, of_curve) for name, of_curve in curves.items()),
+        _make_growth_table(curves).strip(),
+        f"From `{name_file(file)}`,\n"
+        # A file's name is <date>-<commit>-<what>.json.
+        f"of {results.date[:10]} at commit {file.stem.split('-')[3]}, on {machine['cores']} "
+        f"cores of an\n{machine['cpu']}, Python {machine['python']}, {_name_versions(machine)}.\n"
+        f"Medians of {_describe_rounds(results)}. Of its {len(runs)} runs, {spread} have times\n"
+        f"that spread widely, and {others} have other warnings{why}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _describe_curve(name: str, runs: Sequence[Run]) -> str:
+    """Says where a curve is flat, and how gpuopt's time compares with the peer's."""
+    curve = pictures.CURVES[name]
+    ours, peers = (pictures.list_costs(runs, name) for name in ("gpuopt", curve.peer))
+    costs = list(ours.values())
+    least, first, last = find_flat(costs)
+    ratios = {at: ours[at] / cost for at, cost in peers.items()}
+    best, worst = (of(ratios, key=lambda at: ratios[at]) for of in (min, max))
+    step_ms = [three_digits(run.contenders["gpuopt"].warm.median_ms) for run in (runs[0], runs[-1])]
+    at = [_format_size(each) for each in ours]
+    at_best, at_worst = _format_size(best), _format_size(worst)
+    return (
+        f"- **{curve.title[0].upper()}{curve.title[1:]}.** A {runs[0].per} costs gpuopt\n"
+        f"  {three_digits(costs[least])} ns where it costs least, at {at[least]} {curve.axis},\n"
+        f"  and at most {FLAT:g} times that from {at[first]} to {at[last]}. A step takes\n"
+        f"  {step_ms[0]} ms at {at[0]}, and {step_ms[1]} ms at {at[-1]}.\n"
+        f"  This is from {ratios[best]:.2f} (at {at_best}) to {ratios[worst]:.2f} times\n"
+        f"  (at {at_worst}) what {curve.peer} takes."
+    )
+
+
+def _make_growth_table(curves: Mapping[str, Sequence[Run]]) -> str:
+    contenders = dict.fromkeys(
+        name for runs in curves.values() for run in runs for name in run.contenders
+    )
+    rows = []
+    for name, runs in curves.items():
+        # Of many points, every third; the picture has all.
+        shown = runs if len(runs) < 10 else [*runs[:-1:3], runs[-1]]
+        for run in shown:
+            costs = (three_digits(run.cost_ns(each)) for each in contenders)
+            size = _format_size(run.at or 0)
+            rows.append([f"{pictures.CURVES[name].axis}: {size}", f"a {run.per}", *costs])
+    return make_table(["nanoseconds", "", *contenders], rows)
+
+
+def _format_size(number: int) -> str:
+    """Writes a power of 2 from 2^10 on as one, and other numbers with commas."""
+    exponent = number.bit_length() - 1
+    return f"2^{exponent}" if exponent >= 10 and number == 2**exponent else f"{number:,}"
+
+
+def _draw_growth(files: Sequence[Path]) -> None:
+    pictures.draw_growth(list_curves(read_results(files[0])), files[0])
+
+
+# docs/performance.md: launches, counted now
+
+
+def _write_launches(files: Sequence[Path]) -> str:
+    return make_launches_tables(launches.count({**launches.DENSE, **launches.SPARSE}))
+
+
+def make_launches_tables(counted: Mapping[str, launches.Counted]) -> str:
+    """Returns the tables of the steps `launches.DENSE` and `launches.SPARSE`."""
+
+    def row(name: str, last: str) -> list[str]:
+        return [name, str(len(counted[name].kernels)), str(counted[name].waits), last]
+
+    dense = [row(name, f"{counted[name].bytes_an_element:g}") for name in launches.DENSE]
+    sparse = [row(name, ", ".join(counted[name].functions)) for name in launches.SPARSE]
+    columns = ["launches", "waits"]
+    return "\n".join(
+        [
+            make_table(["Adam with", *columns, "bytes an element"], dense),
+            make_table(["65,536 rows of a table of 1,000,000", *columns, "kernels"], sparse),
+        ]
+    )
+
+
+# docs/scale.md: a model, beside a file of `python -m bench.ranks`
+
+_SIZES_MB = (1, 16)
+_MODELS_MB = (1, 100)
+
+
+def _write_scale(files: Sequence[Path]) -> str:
+    [file] = files
+    found = _read(file)
+    # Of each, the tenth percentile: other programs, and ranks that share a core, disturb it least.
+    p10_ms = {
+        name: workload["contenders"]["gpuopt"]["p10_ms"]
+        for name, workload in found["workloads"].items()
+    }
+    cores = found["machine"]["cores"]
+    message_s = p10_ms["ranks_exchange_of_2_over_mpich"] / 1e3
+    tables = [
+        f"## Held against a host of {cores} cores\n\n"
+        f"Tenth percentiles of `{name_file(file)}`.\n{_hold_model_against(p10_ms, cores)}",
+        f"## One reduction, modelled, in ms\n\n{_make_reductions_table(message_s)}",
+        f"## Backup workers, modelled\n\n{_make_backups_table()}",
+    ]
+    return "\n".join(tables)
+
+
+def _hold_model_against(p10_ms: Mapping[str, float], cores: int) -> str:
+    rows, headers = [], []
+    for mpi in ("openmpi", "mpich"):
+        message_s = p10_ms[f"ranks_exchange_of_2_over_{mpi}"] / 1e3
+        headers.append(f"{1e6 * message_s:.0f} us over {mpi}")
+        for megabytes in _SIZES_MB:
+            num_bytes = megabytes * 2**20
+            times = [p10_ms[f"ranks_all_reduce_{megabytes}mb_of_{n}_over_{mpi}"] for n in (2, 3, 4)]
+            # The speed of memory that two ranks' time says, without the messages.
+            for_bytes = times[0] / 1e3 - scale.on_one_host_s(2, num_bytes, message_s, 1e99, cores)
+            speed = num_bytes * scale.on_one_host_s(2, 1, 0, 1, cores) / for_bytes
+            for ranks, took in zip((2, 3, 4), times, strict=True):
+                modelled = 1e3 * scale.on_one_host_s(ranks, num_bytes, message_s, speed, cores)
+                shown = [f"{took:.2f}", "(fitted)" if ranks == 2 else f"{modelled:.2f}"]
+                rows.append([mpi, f"{megabytes} MB", ranks, *shown])
+    took_headers = f"An exchange of headers between two ranks took {' and '.join(headers)}.\n\n"
+    table = make_table(["MPI", "arrays", "ranks", "measured, ms", "modelled, ms"], rows)
+    return took_headers + table
+
+
+def _make_reductions_table(message_s: float) -> str:
+    network = scale.Network()
+    rows = []
+    for ranks in scale.RANKS:
+        row: list[object] = [f"{ranks:,}"]
+        for megabytes in _MODELS_MB:
+            num_bytes = megabytes * 1e6
+            row += [
+                _format_ms(scale.ring_s(ranks, num_bytes, network)),
+                _format_ms(scale.tree_s(ranks, num_bytes, network)),
+                _format_ms(scale.shares_s(ranks, num_bytes, network, message_s)),
+            ]
+        rows.append(row)
+    headings = ["ranks"]
+    for megabytes in _MODELS_MB:
+        headings += [f"{megabytes} MB: ring", "tree", "`MPICommunicator`"]
+    return make_table(headings, rows)
+
+
+def _make_backups_table() -> str:
+    network, stragglers = scale.Network(), scale.Stragglers()
+    rows = []
+    for ranks in scale.RANKS:
+        all_s = scale.wait_s(ranks, ranks, stragglers)
+        row: list[object] = [f"{ranks:,}", _format_ms(all_s)]
+        for megabytes in _MODELS_MB:
+            num_bytes = megabytes * 1e6
+
+            def by_ring(number: int, num_bytes: float = num_bytes) -> float:
+                return scale.ring_s(number, num_bytes, network)
+
+            def by_chief(number: int, num_bytes: float = num_bytes) -> float:
+                return scale.chief_s(number, num_bytes, network)
+
+            plain = ranks / (all_s + by_ring(ranks))
+            for reduce_s in (by_chief, by_ring):
+                backups, rate = scale.best_backups(ranks, stragglers, reduce_s)
+                row.append(f"{rate / plain:.2f} ({backups})")
+        rows.append(row)
+    headings = ["ranks", "all have computed after, ms"]
+    for megabytes in _MODELS_MB:
+        headings += [f"{megabytes} MB: one chief", "as a ring"]
+    return make_table(headings, rows)
+
+
+def _format_ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.2f}" if seconds < 0.1 else f"{1e3 * seconds:,.0f}"
+
+
+# docs/guides/adam_for_embeddings.md: rows that catch up, from files of `python -m bench`
+
+_WIDE = {"catch_up_step": "a step, 1,000,000 x 64", "catch_up_flush": "all brought up to date"}
+_ALL_ROWS = "a step of all rows"
+
+
+def _write_catch_up(files: Sequence[Path]) -> str:
+    workloads = _read_catch_up(files)
+    low, *_, tall = (workloads[f"catch_up_step_{key}"]["contenders"] for key in catch_up.HEIGHTS)
+    ours, lazy = (tall[who]["p10_ms"] / low[who]["p10_ms"] for who in ("gpuopt", "LazyAdam"))
+    growth = (
+        f"Each step of the curve names {catch_up.NUM_DIFFERENT:,} different rows. In the tallest "
+        f"table, it\ntakes {ours:.1f} times as long as in the lowest with rows that catch up, and "
+        f"{lazy:.1f} times with\nLazyAdam: the rows of the lowest stay in the caches."
+    )
+    contenders = pictures.CATCH_UP_CONTENDERS
+    of_heights = {
+        f"catch_up_step_{key}": f"a step, {rows:,} x 16" for key, rows in catch_up.HEIGHTS.items()
+    }
+    table = make_table(
+        ("milliseconds, the tenth percentile", *contenders.values(), "one step of all rows"),
+        [
+            [title, *_list_times(workloads[name], (*contenders, _ALL_ROWS), "p10_ms")]
+            for name, title in {**_WIDE, **of_heights}.items()
+        ],
+    )
+    named = " and\n".join(f"`{name_file(each)}`" for each in files)
+    return f"{growth}\n\n{table}\nFrom {named}.\n"
+
+
+def _read_catch_up(files: Sequence[Path]) -> dict[str, Any]:
+    """Reads workloads; of one in several files, the last one counts."""
+    return {name: each for file in files for name, each in _read(file)["workloads"].items()}
+
+
+def _draw_catch_up(files: Sequence[Path]) -> None:
+    pictures.draw_catch_up_times(_read_catch_up(files))
+
+
+# docs/guides/thinc.md: from a file of `python -m bench.spacy_training`
+
+_TRAININGS = {
+    "spacy_train_64_total": "all of spaCy's training",
+    "spacy_train_64_optimizer": "of it, in the optimizer",
+    "spacy_train_64_averages_total": "all of spaCy's training, with averages",
+    "spacy_train_64_averages_optimizer": "of it, in the optimizer",
+    "thinc_step_64": "a step of three layers of width 64",
+    "thinc_step_64_averages": "the same, with averages",
+    "thinc_step_1024": "a step of three layers of width 1,024",
+    "thinc_step_1024_averages": "the same, with averages",
+}
+
+
+def _write_thinc(files: Sequence[Path]) -> str:
+    [file] = files
+    found = _read(file)
+    machine, workloads = found["machine"], found["workloads"]
+    ratios = {name: _divide_by_thincs(workloads[name]) for name in _TRAININGS}
+    steps = workloads["spacy_train_64_total"]["description"].split()[0]
+    summary = (
+        f"{steps} steps of spaCy's text classifier of width 64 take "
+        f"{ratios['spacy_train_64_total']:.2f} times as long\nwith `gpuopt.Adam.v1` as with "
+        "`Adam.v1`, and what they spend in the optimizer\n"
+        f"{ratios['spacy_train_64_optimizer']:.2f} times; with `use_averages = true`, "
+        f"{ratios['spacy_train_64_averages_total']:.2f} and "
+        f"{ratios['spacy_train_64_averages_optimizer']:.2f} times."
+    )
+    rows = []
+    for name, what in _TRAININGS.items():
+        contenders = workloads[name]["contenders"]
+        times = (three_digits(contenders[who]["median_ms"]) for who in ("Thinc's", "gpuopt"))
+        rows.append([what, *times, f"{ratios[name]:.2f}"])
+    parts = [
+        summary,
+        make_table(
+            ["milliseconds", "Thinc's Adam", "gpuopt's", "gpuopt's / Thinc's"], rows
+        ).strip(),
+        f"From `{name_file(file)}`, on {machine['cores']} cores of an\n"
+        f"{machine['cpu']}, with Python {machine['python']}, {_name_versions(machine)}. Medians; "
+        "the quotient is the\nmedian of all rounds, in each of which both took their turn.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _divide_by_thincs(workload: Mapping[str, Any]) -> float:
+    """Returns the median of gpuopt's time divided by Thinc's: the file's own has few digits."""
+    ours, its = (workload["contenders"][who]["samples_ms"] for who in ("gpuopt", "Thinc's"))
+    return float(median(our_ms / its_ms for our_ms, its_ms in zip(ours, its, strict=True)))
+
+
+# bench/README.md: targets that the newest results on CPUs miss, from all files
+
+
+class _Result(NamedTuple):
+    day: str
+    measured: float
+    file: Path
+
+
+def _write_missed(files: Sequence[Path]) -> str:
+    newest = find_newest_results()
+    rows = [
+        [
+            f"`{target.workload}`",
+            f"{_name_ratio(target)} <= {target.at_most:g}",
+            f"{result.measured:.2f}",
+            f"[{result.file.parent.name}](results/{result.file.relative_to(RESULTS)})",
+        ]
+        for (_, target), result in sorted(newest.items(), key=lambda each: str(each[0]))
+        if not compare(target, result.measured).met
+    ]
+    count = f"Of {len(newest)} targets with a result on a CPU, {len(rows)} are missed:"
+    return f"{count}\n\n{make_table(['workload', 'at most', 'measured', 'result'], rows)}"
+
+
+def find_newest_results() -> dict[tuple[str, Target], _Result]:
+    """Returns what counts of each machine and target.
+
+    Of each, the newest day counts, and of that day the result that is farthest from its target.
+    """
+    newest: dict[tuple[str, Target], _Result] = {}
+    for machine, target, result in _list_results():
+        known = newest.setdefault((machine, target), result)
+        if (result.day, result.measured) > (known.day, known.measured):
+            newest[machine, target] = result
+    return newest
+
+
+def _list_results() -> Iterator[tuple[str, Target, _Result]]:
+    """Lists what was measured on each machine for targets that there are today."""
+    today = {(each.workload, each.quantity, each.against): each for each in TARGETS}
+    for file in sorted(RESULTS.glob("*-cores/*.json")):
+        workloads: dict[str, Any] = _read(file).get("workloads", {})
+        verdicts = [each for one in workloads.values() for each in one.get("targets", ())]
+        for verdict in verdicts:
+            was = verdict["target"]
+            target = today.get((was["workload"], was["quantity"], was["against"]))
+            if target is not None and target.at_most is not None and verdict["measured"]:
+                day = file.name[: len("2026-11-21")]
+                yield file.parent.name, target, _Result(day, verdict["measured"], file)
+
+
+def _name_ratio(target: Target) -> str:
+    if target.against is None:
+        return target.quantity
+    mine = "numpy alone" if target.quantity == "numpy_ratio" else "gpuopt"
+    return f"{mine} / {target.against}"
+
+
+PARTS: Mapping[str, Part] = {
+    "steps": Part("README.md", _write_steps),
+    "machines": Part("docs/performance.md", _write_machines, pictures.draw_steps),
+    "growth": Part("docs/performance.md", _write_growth, _draw_growth),
+    "launches": Part("docs/performance.md", _write_launches),
+    "scale": Part("docs/scale.md", _write_scale),
+    "catch_up": Part("docs/guides/adam_for_embeddings.md", _write_catch_up, _draw_catch_up),
+    "thinc": Part("docs/guides/thinc.md", _write_thinc),
+    "missed": Part("bench/README.md", _write_missed),
+}
+
+
+if __name__ == "__main__":
+    main()
