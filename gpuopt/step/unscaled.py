@@ -30,5 +30,8 @@ def unscaled(gradient: Any, factor: Any) -> Any:
         at_once = factor.astype(real, copy=False) if is_array else real(factor)
         return gradient.astype(real, copy=False) * at_once
 
-    with backend_for(device_of(gradient)).enter():
-        return quietly(multiply)
+    backend = backend_for(device_of(gradient))
+    with backend.enter():
+        product = quietly(multiply)
+        backend.hold(gradient, factor)
+        return product

@@ -73,5 +73,8 @@ def _cast(gradient: Any, variable: Variable, dtype: np.dtype[Any]) -> Any:
         return gradient.replace(values, gradient.indices, variable.shape)
     if gradient is None or gradient.dtype == dtype:
         return gradient
-    with backend_for(variable.device).enter():
-        return gradient.astype(dtype)
+    backend = backend_for(variable.device)
+    with backend.enter():
+        copy = gradient.astype(dtype)
+        backend.hold(gradient)
+        return copy

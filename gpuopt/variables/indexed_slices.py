@@ -88,7 +88,9 @@ class IndexedSlices:
             backend.refuse_capture("from_mask")
             indices = backend.true_positions(to_device(is_chosen, backend.device))
             with backend.enter():
-                return cls(of_all[indices], indices, of_all.shape)
+                of_rows = of_all[indices]
+                backend.hold(of_all, is_chosen)
+                return cls(of_rows, indices, of_all.shape)
 
     def check(self) -> None:
         """Repeats the constructor's checks: a user may have changed an array in place since."""

@@ -270,10 +270,11 @@ def _call_writing(
     """Calls a function that writes into the variables among `written`."""
     for operand in args:
         refuse_masked(operand, "an operand of what is written to a variable")
-    with writing(), reading(*_operands_in(args)), ExitStack() as updates:
+    operands = [*args, *options.values()]
+    with writing(), reading(*_operands_in(operands)), ExitStack() as updates:
         for operand in written:
             if isinstance(operand, ArrayOperators):
-                updates.enter_context(cast(Any, operand)._writing(*args))
+                updates.enter_context(cast(Any, operand)._writing(*operands))
                 args = [operand_on_device(value_of(each), operand) for each in args]
                 options = {
                     name: each if name == "out" else operand_on_device(each, operand)

@@ -261,7 +261,7 @@ class GradientSums(SumsInState):
         backend = backend_for(variable.device)
         if environment.settings().checks_at_once:
             self._check_rows([(slices.values, slices.indices)], variable)
-        with backend.enter_update(found):
+        with backend.enter_update(found, kept=(slices.values, slices.indices)):
             values = slices.values.astype(wide_dtype(variable))
             if loss_scale is not None:
                 factors = self._factors.on(variable.device, loss_scale)

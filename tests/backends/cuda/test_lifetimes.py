@@ -15,6 +15,8 @@ from gpuopt import IndexedSlices, Variable, backends
 from gpuopt.backends.cuda import cuda_backend, in_flight
 from gpuopt.device import Device
 from gpuopt.distributed.reduction import sum_gradients
+from gpuopt.step.unscaled import unscaled
+from gpuopt.step.wide_gradients import widened
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("every_schedule")]
 
@@ -140,6 +142,47 @@ def test_a_gradient_of_the_default_stream_is_kept_if_all_calls_come_on_one_other
         with stream:
             assert_equal(variable, -num_steps)
         assert_equal(mine, 300)
+
+
+def apply_accumulated(table: Variable, made: Callable[..., Any]) -> None:
+    optimizer = gpuopt.GradientAccumulationOptimizer(sgd(), 2, "sum")
+    for _ in range(2):
+        slices = IndexedSlices(made(ones(10, 4) / 2), made(np.arange(10)))
+        optimizer.apply_gradients([(slices, table)])
+        del slices
+
+
+def apply_masked(table: Variable, made: Callable[..., Any]) -> None:
+    slices = IndexedSlices.from_mask(made(ones(10, 4)), made(np.ones(10, bool)))
+    sgd().apply_gradients([(slices, table)])
+
+
+READING: dict[str, Callable[[Variable, Callable[..., Any]], Any]] = {
+    "accumulated": apply_accumulated,
+    "from_mask": apply_masked,
+    "unscaled": lambda table, made: table.assign_sub(unscaled(made(2 * ones(10, 4)), 0.5)),
+    "widened": lambda table, made: table.assign_sub(
+        widened(made(np.ones((10, 4), np.float16)), Variable(np.float16(0), device="gpu:0"))
+    ),
+    "copyto": lambda table, made: np.copyto(
+        table.assign(-ones(10, 4)), made(ones(10, 4)), where=made(np.zeros((10, 4), bool))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READING)
+def test_what_a_call_on_one_stream_only_reads_is_kept_for_the_default_stream(
+    cupy: Any, name: str
+) -> None:
+    def made(host: Any) -> Any:
+        array = uploaded(host, cupy.cuda.Stream.null)
+        cupy.cuda.Stream.null.synchronize()
+        return array
+
+    with new_stream():
+        table = Variable(np.zeros((10, 4), np.float32), device="gpu:0")
+        READING[name](table, made)
+        assert_equal(table, -1)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "broadcast"])
