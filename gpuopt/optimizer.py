@@ -588,6 +588,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
 
     def forget_plans(self, changed: Set[Identity]) -> None:
         """Drops what was prepared for updates of variables that have got other arrays."""
+        self._leaves.forget(changed)
 
     def _averages_of(self, variables: Sequence[Variable]) -> Sequence[Variable]:
         """Returns the averages that steps move with some variables, as far as they are made."""

@@ -59,6 +59,15 @@ class Leaves:
         tree.num_returns = 0
         return Zipped(gradients, tree.variables)
 
+    def forget(self, changed: Set[Identity]) -> None:
+        """Has `find` no longer find trees with variables that have got other arrays.
+
+        Another optimizer may have replaced arrays that both update.
+        """
+        for tree in list(self._trees.values()):
+            if not changed.isdisjoint([variable.identity for variable in tree.variables]):
+                tree.walk = _find_no_leaves
+
     def prepare(
         self,
         params: Any,
@@ -320,6 +329,10 @@ def _ordered(tree: Tree, paths: list[str]) -> list[Any]:
         return tree.leaves
     by_path = dict(zip(tree.paths, tree.leaves, strict=True))
     return [by_path[path] for path in paths]
+
+
+def _find_no_leaves(tree: Any) -> None:
+    """Walks a tree that is to be looked at again."""
 
 
 def _walk_in_order(tree: Tree, paths: list[str]) -> Walk:

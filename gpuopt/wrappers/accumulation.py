@@ -329,6 +329,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             self.owner_of_state.state.expect_by_name(variables)
 
     def forget_plans(self, changed: Set[Identity]) -> None:
+        super().forget_plans(changed)
         self._sums.known.forget(changed)
 
     def _refuse_nested(self) -> None:

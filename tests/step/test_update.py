@@ -481,6 +481,19 @@ def test_an_array_that_comes_back_once_is_not_noticed() -> None:
         optimizer.update(tree, {"w": ones})
 
 
+def test_arrays_that_another_optimizer_has_replaced_are_updated_themselves() -> None:
+    first, second = gpuopt.MomentumOptimizer(0.5, 0.0), gpuopt.MomentumOptimizer(0.5, 0.0)
+    slow = {"w": np.zeros(2, np.float32)}
+    for optimizer in (first, second):
+        optimizer.update(slow, {"w": ones})
+    fast = {"w": slow["w"].copy()}
+    for _ in range(2):
+        first.update(fast, {"w": ones})
+        second.update(slow, {"w": -ones})
+    np.testing.assert_array_equal(fast["w"], [-2.0, -2.0])
+    np.testing.assert_array_equal(slow["w"], [0.0, 0.0])
+
+
 def test_a_replaced_array_is_freed() -> None:
     import weakref
 

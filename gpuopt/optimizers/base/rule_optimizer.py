@@ -616,6 +616,7 @@ class RuleOptimizer(Optimizer):
         return updates
 
     def forget_plans(self, changed: Set[Identity]) -> None:
+        super().forget_plans(changed)
         self.known.forget(changed)
         if self.averages is not None:
             self.averages.known.forget(changed)
