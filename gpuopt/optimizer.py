@@ -546,7 +546,8 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         """Takes over a state, exactly; the run continues as the saved one would have.
 
         Slots that are missing are made at once. The state of variables that do not exist yet waits
-        for them, by name, and is what their slots start with; a later call replaces it. A state of
+        for them, by name, and is what their slots start with; a later call replaces it. So waits
+        the state of a tree's paths, for the arrays that `update` is given next. A state of
         before the first step has the next step make slots and powers of beta anew.
 
         Everything is checked before anything is written. Then Ctrl-C waits until everything is

@@ -365,6 +365,11 @@ class Saver:
             for optimizer in self._optimizers()
             for variable in optimizer.variables()
         }
+        arrays = {
+            array.name: array
+            for optimizer in self._optimizers()
+            for array in state_dict.arrays_with_paths(optimizer.state)
+        }
         named = [variable for variable in global_variables() if variable.identity not in owned]
         # Another thread may just be dropping a variable: what belongs to it goes next.
         if orphans := sorted(variable.name for variable in named if variable.is_orphan):
@@ -373,7 +378,10 @@ class Saver:
                 "Saver by name",
                 ", ".join(f'"{name}"' for name in orphans),
             )
-        return {variable.name: variable for variable in named if not variable.is_orphan}
+        return {
+            **arrays,
+            **{variable.name: variable for variable in named if not variable.is_orphan},
+        }
 
     def _places(self, named: Mapping[str, Variable]) -> Mapping[str, Variable]:
         """Returns the variables whose values are saved and restored under these names."""

@@ -280,7 +280,12 @@ class State:
                     self.waiting_slots.setdefault((slot_name, other), slot.numpy())
             if lost and len(gone) == len(self._expected):
                 self._lost = lost
-            self._expected = {}
+            # An array comes to its path by a step, and may be replaced before that.
+            self._expected = {
+                name: each
+                for name, each in self._expected.items()
+                if name not in gone and each[0].has_path
+            }
 
     def follow_path(self, variable: Variable, path: str) -> None:
         """Lets slots that were loaded for an array wait for the one that has its path now.

@@ -24,7 +24,7 @@ from gpuopt.state.masters import MASTER
 from gpuopt.state.slot_dtypes import dtype_of_slots, in_own_dtype
 from gpuopt.state.split_masters import paired
 from gpuopt.state.state import Description, Range, State, check_fits
-from gpuopt.variables.copied import Copied, to_copy
+from gpuopt.variables.copied import Copied, array_of, to_copy
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.storage import describe, holds_numbers
 from gpuopt.variables.undo import Undo
@@ -84,7 +84,7 @@ def read_state(
     beside = state.beside
     with state.lock, nullcontext() if beside is None else beside.lay_out():
         # Kept, so that other threads cannot drop a variable meanwhile.
-        named = _named(state if by_path else None, variables)
+        named = _named(state, variables, by_path)
         with_slots = [variable for variable in named.values() if state.slots_of(variable)]
         touched = [each.identity for each in (*state.variables(), *with_slots)]
         refuse_unfinished("saved", touched, state)
@@ -549,22 +549,40 @@ def _waiting_slots(state: State, name: str) -> dict[str, Array]:
     }
 
 
-def _named(state: State | None, variables: Mapping[str, Any] | None) -> dict[str, Variable]:
+def arrays_with_paths(state: State) -> list[Variable]:
+    """Returns the arrays of trees that have slots here.
+
+    After a load, a copy or a pickle, `global_variables` lists them from the first `update` on.
+    """
+    owners = {each for slot_name in state.slot_names() for each in state.table(slot_name)}
+    arrays = [array_of(each) for each in owners if each.path is not None]
+    return [as_variable(each) for each in arrays if each is not None]
+
+
+def _named(
+    state: State, variables: Mapping[str, Any] | None, by_path: bool = True
+) -> dict[str, Variable]:
     if variables is None:
-        named = {variable.name: variable for variable in global_variables()}
-        return named if state is None else _with_paths(state, named)
+        named = {each.name: each for each in (*arrays_with_paths(state), *global_variables())}
+        return _with_paths(state, named) if by_path else named
     named = {name: as_variable(variable) for name, variable in variables.items()}
     refuse_two_names(named)
     return named
 
 
 def _with_paths(state: State, named: dict[str, Variable]) -> dict[str, Variable]:
-    """Names arrays of a state's trees by their paths, which others' arrays may have as names."""
+    """Names arrays of a state's trees by their paths, which others' arrays may have as names.
+
+    Arrays of trees without slots are left out: slots wait for the path, to which another may come.
+    """
     own = [variable for variable in named.values() if state.slots_of(variable)]
     names = _names_of([variable.identity for variable in own])
-    for variable in own:
-        del named[variable.name]
-    return {**named, **{names[variable.identity]: variable for variable in own}}
+    others = {
+        name: variable
+        for name, variable in named.items()
+        if variable.identity not in names and variable.identity.path is None
+    }
+    return {**others, **{names[variable.identity]: variable for variable in own}}
 
 
 def _names_of(owners: Iterable[Identity]) -> dict[Identity, str]:

@@ -71,16 +71,23 @@ def to_copy(identity: Identity) -> Copied | None:
         return None
     if isinstance(holder, Variable):
         return CopiedVariable(holder, identity.row_change, Original(identity))
-    for each in (identity.array(), holder):
-        if each is not None and known_identity(each) is identity:
-            is_named = identity.given_name is not None
-            return CopiedArray(each, Original(identity), is_named)
+    array = array_of(identity)
+    if array is not None:
+        return CopiedArray(array, Original(identity), identity.given_name is not None)
     raise ValueError(
         f'"{identity.name}" cannot be copied or pickled: it is a view of another array, made anew '
         "for a step, and a copy of that array would not be known by it. Make it once and keep it: "
         "w = gpuopt.Variable(view, copy=False); or hand the state over by names, as in "
         'state_dict({"w": view})'
     )
+
+
+def array_of(identity: Identity) -> Any:
+    """Returns a raw array that has this identity; None if the program keeps none."""
+    for each in (identity.array(), identity.holder()):
+        if each is not None and known_identity(each) is identity:
+            return each
+    return None
 
 
 def found_again(copied: Mapping[str, Copied]) -> dict[str, Variable]:
@@ -119,7 +126,7 @@ class Copy:
     variables, and goes on with others.
     """
 
-    __slots__ = ("_identity", "_name", "_original")
+    __slots__ = ("_identity", "_name", "_original", "has_path")
 
     def __init__(self, name: str, copied: Copied) -> None:
         """Watches it.
@@ -131,6 +138,8 @@ class Copy:
         self._name = name
         self._identity = weakref.ref(variable_of(copied).identity)
         self._original = None
+        # Whether it is an array of a tree.
+        self.has_path = isinstance(copied, CopiedArray) and copied.is_named
         if isinstance(copied, CopiedArray) and not copied.is_named:
             self._original = copied.original
 

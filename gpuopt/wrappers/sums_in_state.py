@@ -15,7 +15,7 @@ from gpuopt.device import Device
 from gpuopt.state.accumulated import COUNT, ROWS, SUM, UNIQUE, VALUES
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range, State, check_fits, new_slot_variable
-from gpuopt.state.state_dict import owners_of_slots
+from gpuopt.state.state_dict import arrays_with_paths, owners_of_slots
 from gpuopt.step.wide_gradients import wide_dtype
 from gpuopt.variables.copied import Copied
 from gpuopt.variables.identity import Identity
@@ -279,7 +279,8 @@ class SumsInState:
         if not self.num_steps:
             self._sums.clear()
         elif self._is_restored:
-            variables = {each.identity: each for each in global_variables()}
+            every = [*arrays_with_paths(self._state), *global_variables()]
+            variables = {each.identity: each for each in every}
             for slot_name in (SUM, ROWS):
                 for identity in list(self._state.table(slot_name)):
                     found = self._sums.setdefault(identity, KeptSum(variables.get(identity)))

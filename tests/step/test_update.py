@@ -244,6 +244,72 @@ def test_other_arrays_go_on_with_a_state_that_was_taken_over(
     assert set(goes_on.state_dict()["slots"]["m"]) == {"W", "b"}
 
 
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize(
+    "take_over",
+    [
+        lambda optimizer, tree: (by_state_of(lambda: gpuopt.AdamOptimizer(0.1), optimizer), tree),
+        lambda *both: copy.deepcopy(both),
+        lambda *both: pickle.loads(pickle.dumps(both)),
+    ],
+)
+def test_a_state_that_was_taken_over_outlives_the_arrays_of_its_paths(
+    take_over: Any, reads: bool
+) -> None:
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    goes_on, tree = take_over(optimizer, train(optimizer, two_arrays(), 3))
+    del optimizer
+    if reads:
+        assert set(goes_on.state_dict()["slots"]["m"]) == {"W", "b"}
+    others = {key: each.copy() for key, each in tree.items()}
+    del tree
+    train(goes_on, others, 2)
+    expected = train(gpuopt.AdamOptimizer(0.1), two_arrays(), 5)
+    for key, value in others.items():
+        np.testing.assert_array_equal(value, expected[key])
+
+
+def test_a_state_is_loaded_before_the_first_step_of_a_copy() -> None:
+    optimizer, tree = gpuopt.MomentumOptimizer(0.1, 0.5), two_arrays()
+    state = train_and_read(optimizer, tree)
+    train(optimizer, tree, 2)
+    goes_on, tree = copy.deepcopy((optimizer, tree))
+    del optimizer
+    goes_on.load_state_dict(state)
+    after = train_and_read(goes_on, tree)["slots"]["momentum"]
+    np.testing.assert_array_equal(after["W"], np.full(2, 0.75, np.float32))
+
+
+def train_and_read(optimizer: gpuopt.Optimizer, tree: Any) -> Any:
+    train(optimizer, tree, 1)
+    return optimizer.state_dict()
+
+
+def test_accumulated_rows_of_a_copied_tree_are_in_the_step_that_another_tree_ends() -> None:
+    optimizer = gpuopt.GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
+    table, bias = np.zeros((3, 2), np.float32), np.zeros(2, np.float32)
+    rows = gpuopt.IndexedSlices(np.full((1, 2), 4, np.float32), np.array([1]))
+    optimizer.update([table], [rows], "table")
+    goes_on, table, bias = copy.deepcopy((optimizer, table, bias))
+    del optimizer
+    goes_on.update([bias], [ones], "bias")
+    np.testing.assert_array_equal(table[:, 0], [0, -2, 0])
+    np.testing.assert_array_equal(bias, [-0.5, -0.5])
+
+
+def test_a_saver_finds_the_arrays_that_were_copied_with_their_optimizer(tmp_path: Any) -> None:
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    goes_on, tree = copy.deepcopy((optimizer, train(optimizer, two_arrays(), 3)))
+    del optimizer
+    saver = gpuopt.Saver(optimizers=[goes_on])
+    path = saver.save(tmp_path / "model")
+    expected = {key: each.copy() for key, each in tree.items()}
+    train(goes_on, tree, 2)
+    saver.restore(path)
+    for key, value in tree.items():
+        np.testing.assert_array_equal(value, expected[key])
+
+
 @pytest.mark.parametrize(
     "take_over",
     [
