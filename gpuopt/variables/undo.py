@@ -85,7 +85,7 @@ class Undo:
             self._waiting.append((variable, value))
             return
         kept = self.keep(variable)
-        variable.assign(value)
+        variable.overwrite(value)  # other writes may fail, and undo it
         lent = self._given.pop(id(value), None)
         if lent is not None and lent.flags.writeable and lent.dtype == kept.values.dtype:
             lent[...] = kept.values

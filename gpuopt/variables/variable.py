@@ -99,6 +99,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
             "memory",
             "new_rows",
             "note_reading",
+            "overwrite",
             "owns_memory",
             "serial",
             "take_array",
@@ -341,15 +342,19 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
             ValueError: `value` has another shape, or Python's integers do not fit into the type.
             TypeError: `value` has a type of another kind, as float64 for an integer variable.
         """
+        self.overwrite(value, use_locking)
+        # Not in a restore, which may not come to its end, and settles all that it has written.
+        if begun and not is_between_writes():
+            settle([self.identity])
+        return self
+
+    def overwrite(self, value: Any, use_locking: bool = False) -> None:
+        """Does what `assign` does, and leaves an unfinished step unsettled."""
         with reading(value):
             value = checked_operand(self, value)
             with writing(), self._lock(use_locking), self._writing(value):
                 check_shape(self, value)
                 self._array[...] = value
-        # Not in a restore, which may not come to its end, and settles all that it has written.
-        if begun and not is_between_writes():
-            settle([self.identity])
-        return self
 
     def assign_add(self, delta: Any, use_locking: bool = False) -> Variable:
         """Adds `delta` in place; see `assign`."""

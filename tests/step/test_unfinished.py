@@ -341,6 +341,10 @@ def test_a_mirrored_step_is_remembered_by_all_copies() -> None:
 
     with pytest.raises(MemoryError):
         strategy.run(step)
+    mirrored.replicas[1].storage.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        mirrored.assign([1.0, 2.0, 3.0])
+    mirrored.replicas[1].storage.flags.writeable = True
     for copied in mirrored.replicas:
         with pytest.raises(RuntimeError, match="was not finished"):
             pickle.dumps(copied)
