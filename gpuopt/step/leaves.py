@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from gpuopt.errors import DeviceUnavailableError
+from gpuopt.interrupts import interrupts_put_off
 from gpuopt.locks import Lock
 from gpuopt.state.state import State
 from gpuopt.step.pairs import Zipped, raise_naming
@@ -312,7 +313,7 @@ def _replace(
     forget_plans: Callable[[Set[Identity]], None],
 ) -> None:
     """Gives the Variables of paths other arrays, with the arrays' values."""
-    with writing():
+    with writing(), interrupts_put_off():
         forget_plans({variable.identity for variable, _ in replaced})
         for variable, leaf in replaced:
             move_identity(variable.identity, leaf.identity)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import pickle
 import random
+import signal
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from interrupt_at import HandleAt
 
 import gpuopt
 from gpuopt.trees import flatten, walk_of
@@ -558,6 +561,32 @@ def test_arrays_that_another_optimizer_has_replaced_are_updated_themselves() -> 
         second.update(slow, {"w": -ones})
     np.testing.assert_array_equal(fast["w"], [-2.0, -2.0])
     np.testing.assert_array_equal(slow["w"], [0.0, 0.0])
+
+
+def test_ctrl_c_replaces_all_arrays_of_a_tree_or_none() -> None:
+    def press() -> None:
+        nonlocal is_pressed
+        is_pressed = True
+        signal.raise_signal(signal.SIGINT)
+
+    for moment in itertools.count(1):
+        optimizer = gpuopt.GradientDescentOptimizer(1.0)
+        tree = train(optimizer, two_arrays(), 1)
+        others = {key: each.copy() for key, each in tree.items()}
+        is_pressed = False
+        try:
+            with HandleAt(moment, press, inside=["variables/identity.py"]):
+                train(optimizer, others, 1)
+        except KeyboardInterrupt:
+            pass
+        if not is_pressed:
+            break
+        for arrays in (others, tree):
+            before = {key: each.copy() for key, each in arrays.items()}
+            train(optimizer, arrays, 1)
+            for key, value in before.items():
+                np.testing.assert_array_equal(arrays[key], value - 0.5)
+    assert moment > 5
 
 
 def test_a_replaced_array_is_freed() -> None:
