@@ -64,9 +64,13 @@ def test_help_of_a_command_says_what_it_does_and_explains_each_argument(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_defaults_as_they_are_typed(command: str) -> None:
-    status, output, _ = run(command, "--help")
-    assert status == 0
+def test_help_shows_defaults_as_they_are_typed(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command_line.main([command, "--help"])
+    assert ended.value.code == 0
+    output = capsys.readouterr().out
     shown = re.findall(r"\(default:\s*(.*?)\)", output, re.DOTALL)
     assert not [default for default in shown if not default or default.startswith(("[", "("))]
     if command == "bench":
@@ -78,6 +82,7 @@ def test_help_shows_defaults_as_they_are_typed(command: str) -> None:
     [["--help"], ["bench", "--help"], ["info"], ["bench", "--list"], ["demo", "--steps", "1"]],
 )
 @pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.one_in(8)
 def test_a_reader_that_stops_early_causes_no_traceback(
     arguments: list[str], unbuffered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,9 +116,13 @@ def test_a_reader_that_stops_early_causes_no_traceback(
         ),
     ],
 )
-def test_wrong_arguments_end_with_status_2_and_one_line(arguments: list[str], words: str) -> None:
-    status, output, errors = run(*arguments)
-    assert (status, output) == (2, "")
+def test_wrong_arguments_end_with_status_2_and_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(command_line.main(arguments))
+    output, errors = capsys.readouterr()
+    assert (ended.value.code, output) == (2, "")
     assert errors.startswith(words)
     assert errors.count("\n") == 1
 

@@ -13,8 +13,8 @@ import pytest
 pytestmark = pytest.mark.internal
 
 
-def case(test: str, n: int | None, **params: int) -> Any:
-    marker = None if n is None else pytest.mark.one_in(n).mark
+def case(test: str, n: int | None, keys: Any = (), **params: int) -> Any:
+    marker = None if n is None else pytest.mark.one_in(n, **dict(keys)).mark
     return SimpleNamespace(
         nodeid=f"{test}[{'-'.join(map(str, params.values()))}]",
         get_closest_marker=lambda name: marker,
@@ -31,6 +31,15 @@ def test_one_in_n_runs_and_each_value_in_one_at_least() -> None:
         assert {each.callspec.params[name] for each in chosen} == set(range(number))
     again, _ = one_in.divide(cases)
     assert again == chosen
+
+
+def test_values_that_a_function_calls_alike_count_as_one() -> None:
+    keys = {"a": lambda a: a % 3}
+    cases = [case("test", 1000, keys, a=a, b=b) for a, b in product(range(40), range(4))]
+    chosen, _ = one_in.divide(cases)
+    assert len(chosen) <= 8
+    assert {each.callspec.params["a"] % 3 for each in chosen} == set(range(3))
+    assert {each.callspec.params["b"] for each in chosen} == set(range(4))
 
 
 def test_tests_are_divided_apart_and_others_run_whole() -> None:

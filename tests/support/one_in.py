@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from zlib import crc32
 
 import pytest
@@ -27,10 +27,11 @@ def divide(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
     """Returns the cases that run, and the others.
 
     About one in n runs, whatever other cases there are; and each value of each parameter in one of
-    them at least.
+    them at least. Where a parameter has as many values as there are cases, the marker names a
+    function for it, `one_in(8, case=kind_of_case)`: values with one result count as one.
     """
     # Values need not be hashable; all cases of a test have the same objects.
-    seen: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    seen: dict[str, set[tuple[str, Hashable]]] = defaultdict(set)
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
@@ -43,7 +44,7 @@ def divide(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
         test, _, case = item.nodeid.partition("[")
         of_test = seen[test]
         parameters = item.callspec.params  # type: ignore[attr-defined]
-        values = {(name, id(value)) for name, value in parameters.items()}
+        values = {(name, marker.kwargs.get(name, id)(value)) for name, value in parameters.items()}
         if crc32(case.encode()) % n == 0 or not values <= of_test:
             chosen.append(item)
             of_test |= values
