@@ -73,6 +73,7 @@ def test_every_function_with_a_derivative_is_checked() -> None:
     assert functions_of_numpy() == set(CASES)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("name", CASES)
 def test_every_argument_is_honoured_or_refused(name: str) -> None:
     honoured = set().union(*(named_arguments(name, call) for call in CASES[name]))
@@ -82,6 +83,7 @@ def test_every_argument_is_honoured_or_refused(name: str) -> None:
     assert set(parameters(find(name))) - listed - set(keywords) == set()
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("name", CASES)
 def test_cupy_has_no_other_arguments(name: str) -> None:
     """What cupy's function takes reaches it through numpy's, which knows the names."""
@@ -107,6 +109,7 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(("name", "argument", "value"), REFUSALS)
 def test_what_is_not_honoured_is_refused_by_name(name: str, argument: str, value: Any) -> None:
     problem = Problem(name, CASES[name][0])
@@ -235,6 +238,7 @@ def parts_of(result: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "call"), ALL_CASES)
+@pytest.mark.one_in(3, call=type)
 def test_gradient_agrees_with_finite_differences(name: str, call: Call) -> None:
     problem = Problem(name, call)
     gradients = problem.gradients()
@@ -245,6 +249,7 @@ def test_gradient_agrees_with_finite_differences(name: str, call: Call) -> None:
 
 
 @pytest.mark.parametrize(("name", "call"), [case for case in ALL_CASES if case.values[1].order > 1])
+@pytest.mark.one_in(3, call=type)
 def test_gradient_of_a_gradient_agrees_with_finite_differences(name: str, call: Call) -> None:
     problem = Problem(name, call)
     variables = problem.variables()
@@ -267,6 +272,7 @@ def to_device(array: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "call"), ALL_CASES)
+@pytest.mark.one_in(12, call=type)
 def test_gradient_of_a_devices_arrays_is_the_same(name: str, call: Call) -> None:
     tracing.add_array_type(fake_cupy.ndarray, fake_cupy)
     problem = Problem(name, call, to_device)
@@ -280,6 +286,7 @@ def test_gradient_of_a_devices_arrays_is_the_same(name: str, call: Call) -> None
 
 
 @pytest.mark.parametrize(("name", "call"), ALL_CASES)
+@pytest.mark.one_in(12, call=type)
 def test_gradient_stays_in_float32(name: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     if any(argument is np.float64 for argument in [*call.args, *call.options.values()]):
         return

@@ -45,6 +45,7 @@ def run(folder: Path, files: dict[str, str], program: str) -> subprocess.Complet
 
 @pytest.mark.parametrize("imports", IMPORTS)
 @pytest.mark.parametrize("kind", FILES)
+@pytest.mark.one_in(8)
 def test_a_users_own_autograd_is_imported_beside_gpuopt(
     kind: str, imports: str, tmp_path: Path
 ) -> None:

@@ -160,6 +160,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.one_in(6)
 def test_what_is_cut_at_any_moment_is_undone(
     kind: str, way: str, device: str, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def trained(steps: int = 3, dtype: Any = np.float32) -> Run:
 
 @configurations
 @pytest.mark.parametrize("before_variables", [False, True])
+@pytest.mark.one_in(4)
 def test_loaded_state_continues_the_run_bit_by_bit(
     name: str, arguments: dict[str, Any], before_variables: bool
 ) -> None:
@@ -260,7 +261,7 @@ def test_state_cannot_be_read_in_the_middle_of_a_step() -> None:
 
 @configurations
 @every_dtype
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 def test_restored_checkpoint_continues_the_run_bit_by_bit(
     name: str, arguments: dict[str, Any], dtype: Any, tmp_path: Path
 ) -> None:
@@ -782,6 +783,7 @@ def test_tensorflows_checkpoint_without_tensorflow_says_what_is_missing(
         Saver([w]).restore(GOLDEN / "tf1_checkpoint" / "model.ckpt-3")
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("save", ["save", "save_async"])
 @pytest.mark.parametrize(
     ("step", "error"),

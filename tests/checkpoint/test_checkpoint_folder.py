@@ -104,6 +104,7 @@ def test_what_another_user_has_put_there_is_not_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "saved_at", ["9" * 4300, "9" * 5000, str(2**63), str(2**63 - 1), str(2**63 - 2), "-5", "٣", ""]
 )
+@pytest.mark.one_in(3, saved_at=type)
 def test_a_forged_time_disturbs_no_other_checkpoint(saved_at: str, tmp_path: Path) -> None:
     w = variable(1.0)
     good = Path(Saver([w]).save(tmp_path / "m", 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ class Model:
     variables=st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), min_size=1, max_size=3),
     program=operations,
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250 if os.environ.get("GPUOPT_FULL") else 60, deadline=None)
 def test_state_is_that_of_a_run_without_checkpoints(
     configuration: Any, variables: Any, program: Any
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import random
 import threading
 import time
@@ -109,9 +110,8 @@ def fuzzed_interleaving(seed: int) -> None:
 
 
 @pytest.mark.parametrize("block", range(10))
-@pytest.mark.one_in(3)
-def test_a_hundred_interleavings_equal_their_replay(block: int) -> None:
-    for seed in range(100 * block, 100 * (block + 1)):
+def test_random_interleavings_equal_their_replay(block: int) -> None:
+    for seed in range(100 * block, 100 * block + (100 if os.environ.get("GPUOPT_FULL") else 12)):
         fuzzed_interleaving(seed)
 
 

@@ -90,6 +90,7 @@ def test_every_combination_is_steps_with_apply_after_each(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("is_bounded", [False, True], ids=["decay", "num_updates"])
+@pytest.mark.one_in(3)
 def test_every_type_has_the_averages_of_apply(
     every_form_one_by_one: str, dtype: Any, is_bounded: bool
 ) -> None:
@@ -371,6 +372,7 @@ ON_DEVICES += ["row-wise, clip_norm"]
 
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "mixed"])
 @pytest.mark.parametrize("stages", ON_DEVICES)
+@pytest.mark.one_in(4)
 def test_averages_are_those_of_apply_on_every_device(stages: str, is_sparse: bool, xp: Any) -> None:
     shapes = [*SHAPES, (131, 257)]
     check_steps(

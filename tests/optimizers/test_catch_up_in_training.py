@@ -162,6 +162,7 @@ def test_a_step_of_several_workers_is_one_step_of_the_rows_that_it_names() -> No
 @pytest.mark.parametrize("saved_by", [True, False])
 @pytest.mark.parametrize("restored_by", [True, "stepping", False])
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.one_in(8)
 def test_a_file_is_restored_into_either_form(
     name: str, saved_by: bool, restored_by: Any, tmp_path: Path
 ) -> None:

@@ -191,6 +191,7 @@ def test_rows_decay_in_each_form(every_cpu_form: str) -> None:
     indirect=True,
 )
 @every_dtype
+@pytest.mark.one_in(4)
 def test_large_and_small_variables_step_in_each_form(dtype: Any, every_cpu_form: str) -> None:
     rng = np.random.default_rng(4)
     starts = [rng.normal(size=n).astype(dtype) for n in (300_000, 3, 40_000)]

@@ -77,6 +77,7 @@ def by_value(gradients: list[np.ndarray]) -> Any:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @configurations
+@pytest.mark.one_in(2)
 def test_a_step_is_that_of_gradients_clipped_by_hand(
     name: str, arguments: dict[str, Any], dtype: Any
 ) -> None:

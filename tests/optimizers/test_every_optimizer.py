@@ -129,7 +129,7 @@ SPARSE_IN_FLOAT32 = {"PowerSignOptimizer"}
 
 
 @in_each_shapes_forms_and_dtypes
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 def test_sparse_step_updates_the_rows_like_a_dense_step_on_them_alone(
     name: str, arguments: dict[str, Any], dtype: Any, every_cpu_form: str
 ) -> None:
@@ -216,7 +216,7 @@ def test_empty_sparse_gradient_changes_nothing_before_there_is_momentum(
 
 
 @in_each_shapes_forms_and_dtypes
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 def test_every_dtype_steps_like_float64_to_its_own_precision(
     name: str, arguments: dict[str, Any], dtype: Any, every_cpu_form: str
 ) -> None:
@@ -237,7 +237,7 @@ def test_every_dtype_steps_like_float64_to_its_own_precision(
 
 @in_each_shapes_forms
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0), (100_003,)], ids=str)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 def test_any_shape_steps_like_its_elements(
     name: str, arguments: dict[str, Any], shape: tuple[int, ...], every_cpu_form: str
 ) -> None:
@@ -293,6 +293,7 @@ def test_nan_and_infinity_pass_through_without_a_warning(
     assert np.isfinite(w.numpy()[2])
 
 
+@pytest.mark.internal
 @configurations
 def test_slots_live_on_their_variables_device_and_are_not_trainable(
     name: str, arguments: dict[str, Any]

@@ -7,7 +7,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from golden_cases import GOLDEN, GoldenCase, check, error, optimizer_cases, read_json
+from golden_cases import (
+    GOLDEN,
+    GoldenCase,
+    check,
+    error,
+    kind_of_case,
+    optimizer_cases,
+    read_json,
+)
 
 import gpuopt
 
@@ -25,7 +33,7 @@ CONSTANT_RATE_CASES = [case for case in CASES if "lr_schedule" not in case]
 
 @pytest.mark.usefixtures("every_cpu_form")
 @pytest.mark.parametrize("case", EXACT_CASES, ids=lambda case: case["id"])
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(16, case=kind_of_case)
 def test_optimizer_steps_like_tensorflow(case: dict[str, Any]) -> None:
     golden = GoldenCase(case)
     for key, rows in golden.replay().items():
@@ -35,6 +43,7 @@ def test_optimizer_steps_like_tensorflow(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CONSTANT_RATE_CASES, ids=lambda case: case["id"])
+@pytest.mark.one_in(6, case=kind_of_case)
 def test_optimizer_steps_like_the_textbook(case: dict[str, Any]) -> None:
     golden = GoldenCase(case)
     # beta1_power is a product of float32 numbers; the textbook's is a power.
@@ -47,6 +56,7 @@ def test_optimizer_steps_like_the_textbook(case: dict[str, Any]) -> None:
 
 @pytest.mark.contract
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+@pytest.mark.one_in(6, case=kind_of_case)
 def test_slot_variables_are_named_like_tensorflows(case: dict[str, Any]) -> None:
     golden = GoldenCase(case)
     step = gpuopt.Variable(0, name="global_step", dtype=np.int64)

@@ -236,6 +236,7 @@ def run_on(device: str, name: str, arguments: dict[str, Any], dtype: Any) -> lis
     return state_of(optimizer, variables)
 
 
+@pytest.mark.internal
 @pytest.mark.emulator
 @pytest.mark.parametrize("num_groups", [40, 300])
 @pytest.mark.parametrize("is_sparse", [False, True])
@@ -619,7 +620,7 @@ def test_a_state_is_restored_where_the_grouping_has_changed(
 def test_a_step_that_is_interrupted_leaves_groups_their_powers() -> None:
     """A variable that is new has the optimizer look for the powers of all groups again."""
     gradient = np.ones(2, np.float32)
-    for moment in range(1, 10_000):
+    for moment in range(1, 10_000, 1 if os.environ.get("GPUOPT_FULL") else 5):
         w, bias = (Variable(np.ones(2, np.float32), name=name) for name in ("w", "bias"))
         optimizer = adam([ParameterGroup("bias", beta1=0.5)])
         optimizer.apply_gradients([(gradient, w), (gradient, bias)])

@@ -39,6 +39,7 @@ def trained(start: np.ndarray, gradients: list[np.ndarray], **numbers: Any) -> d
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (7, 3), (100_003,)], ids=str)
 @every_dtype
+@pytest.mark.one_in(3)
 def test_steps_are_the_textbooks(dtype: Any, shape: tuple[int, ...], xp: Any) -> None:
     rng = np.random.default_rng(1)
     start = rng.normal(size=shape).astype(dtype)
@@ -220,6 +221,7 @@ def test_a_gradient_in_its_variables_memory_is_read_first() -> None:
     indirect=True,
 )
 @every_dtype
+@pytest.mark.one_in(4)
 def test_large_and_small_variables_step_in_each_form(dtype: Any, every_cpu_form: None) -> None:
     rng = np.random.default_rng(8)
     starts = [rng.normal(size=n).astype(dtype) for n in (300_000, 3, 40_000)]

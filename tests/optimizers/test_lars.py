@@ -21,7 +21,7 @@ NUMBERS = {"learning_rate": 2.0, "momentum": 0.5, "weight_decay": 0.25, "eeta": 
 @pytest.mark.parametrize("use_nesterov", [False, True])
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (7, 3), (100_003,)], ids=str)
 @every_dtype
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_steps_are_the_textbooks(
     dtype: Any, shape: tuple[int, ...], use_nesterov: bool, xp: Any
 ) -> None:
@@ -128,6 +128,7 @@ def test_a_gradient_in_its_variables_memory_is_read_first() -> None:
 )
 @pytest.mark.parametrize("use_nesterov", [False, True])
 @every_dtype
+@pytest.mark.one_in(6)
 def test_large_and_small_variables_step_in_each_form(
     dtype: Any, use_nesterov: bool, every_cpu_form: None
 ) -> None:

@@ -179,6 +179,7 @@ def launches_of_updates(
     return launches[6:]
 
 
+@pytest.mark.internal
 @pytest.mark.emulator
 @pytest.mark.parametrize("kind", [kind for kind in INNER if kind not in ADDS_BEFORE])
 def test_an_update_takes_two_launches(kind: str, emulated_gpus: list[EmulatorLauncher]) -> None:

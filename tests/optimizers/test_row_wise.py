@@ -401,7 +401,7 @@ def test_mirrored_replicas_keep_equal_rows(name: str) -> None:
 )
 @every_dtype
 @each_optimizer
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_every_form_of_the_cpu_makes_the_same_steps(
     name: str, dtype: Any, every_cpu_form: None, shape: tuple[int, ...]
 ) -> None:
@@ -603,6 +603,7 @@ def test_slots_of_rows_that_no_rule_can_have_are_refused() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("width", [1, 2, 8, 9, 16, 17, 63, 64, 80, 700])
 @pytest.mark.parametrize("name", ["RowWiseAdagradOptimizer", "PartialRowWiseAdamOptimizer"])
+@pytest.mark.one_in(4)
 def test_a_compiler_changes_no_bit_of_a_mean_over_a_row(
     name: str, width: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ LAUNCHES = {
 }
 
 
+@pytest.mark.internal
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_step_is_two_launches_that_the_host_does_not_wait_for(

@@ -16,7 +16,7 @@ import pytest
 FULL = bool(os.environ.get("GPUOPT_FULL"))
 in_full = pytest.mark.skipif(not FULL, reason="make test-full runs it")
 # Of each kind of call; there are a dozen.
-NUMBER = 1_000 if FULL else 40
+NUMBER = 1_000 if FULL else 15
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no such signals")

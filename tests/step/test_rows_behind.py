@@ -62,6 +62,7 @@ def check_read(pair: Pair, read: Callable[[Variable], Any], *, is_whole: bool = 
 
 
 @pytest.mark.parametrize("read", READS)
+@pytest.mark.one_in(4)
 def test_a_read_sees_all_steps(read: str, device: str) -> None:
     check_read(Pair(device=device), READS[read], is_whole=read != "all rows")
 

@@ -721,7 +721,7 @@ def at_random_moments(model: Model) -> None:
     for thread in threads:
         thread.start()
     try:
-        for _ in range(50 if os.environ.get("GPUOPT_FULL") else 12):
+        for _ in range(50 if os.environ.get("GPUOPT_FULL") else 6):
             time.sleep(moments.uniform(0, 0.02))
             check_child(forked(model.everything))
             for path in model.folder.glob("child-*"):

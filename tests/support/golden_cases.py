@@ -71,6 +71,11 @@ def optimizer_cases() -> list[dict[str, Any]]:
     return read_json("index.json")["cases"] + built
 
 
+def kind_of_case(case: dict[str, Any]) -> tuple[str, str, str]:
+    """Returns what cases have in common of which a test may run one in n."""
+    return case["optimizer"], case["dtype"], case["mode"]
+
+
 class GoldenCase:
     """One optimizer, one variable "w", and a gradient for each step."""
 

@@ -151,6 +151,7 @@ def step(
 # New arrays of one size, in step after step, are a mistake elsewhere.
 @pytest.mark.filterwarnings("ignore:in three steps in a row")
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.one_in(3, seed=type)
 def test_random_views_keep_their_state_and_nobody_elses(seed: int) -> None:
     choose, rng = random.Random(seed), np.random.default_rng(seed)
     optimizers: list[gpuopt.Optimizer] = [

@@ -62,7 +62,7 @@ def one(*numbers: float) -> np.ndarray:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "mixed"])
 @pytest.mark.parametrize("stages", STAGES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 def test_every_combination_is_a_step_by_gradients_summed_by_hand(
     every_form_one_by_one: str, stages: str, is_sparse: bool, reduction: Any
 ) -> None:
@@ -487,7 +487,7 @@ every_half = pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], 
 
 @every_half
 @pytest.mark.parametrize("stages", STAGES)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_updates_in_16_bits_take_sums_of_float32(
     every_form_one_by_one: str, stages: str, dtype: Any
 ) -> None:

@@ -14,6 +14,7 @@ from gpuopt import IndexedSlices, Variable
 
 
 @pytest.mark.parametrize("seed", range(25))
+@pytest.mark.one_in(3, seed=type)
 def test_random_programs_on_the_host(seed: int, tmp_path: Path) -> None:
     Program(seed, tmp_path).run(25)
 
@@ -22,6 +23,7 @@ def test_random_programs_on_the_host(seed: int, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("emulated_gpus")
 @pytest.mark.parametrize("seed", range(100, 112))
 @pytest.mark.parametrize("places", ["gpu:0", "mixed"])
+@pytest.mark.one_in(3, seed=type)
 def test_random_programs_on_emulated_gpus(places: str, seed: int, tmp_path: Path) -> None:
     Program(seed, tmp_path, places).run(15)
 

@@ -134,6 +134,7 @@ def values(model: Model) -> dict[str, bytes]:
 @EACH
 @BOTH
 @pytest.mark.parametrize("steps", [0, 2, 6])
+@pytest.mark.one_in(3)
 def test_a_model_copied_with_its_wrapper_continues_to_the_bit(
     make: Any, copied: Any, steps: int
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_model_copied_with_its_wrapper_continues_to_the_bit(
 @EACH
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
 @pytest.mark.parametrize("steps", [2, 6])
+@pytest.mark.one_in(3)
 def test_a_wrapper_copied_alone_continues_with_variables_of_the_names(
     make: Any, copied: Any, steps: int
 ) -> None:

@@ -88,6 +88,7 @@ class Model:
         if (stage, way) != ("averages", "state_dict")  # averages are variables, beside a state
     ],
 )
+@pytest.mark.one_in(8)
 def test_a_run_goes_on_to_the_same_bits(stage: str, way: str, tmp_path: Path) -> None:
     model = Model(stage)
     model.train(0, NUM_CALLS)

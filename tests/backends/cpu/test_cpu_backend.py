@@ -236,6 +236,7 @@ def steps_of(name: str, dtype: Any, gradients: list[np.ndarray], threads: int) -
 @pytest.mark.parametrize(
     "name", ["AdamOptimizer", "MomentumOptimizer", "LazyAdamOptimizer", "FtrlOptimizer"]
 )
+@pytest.mark.one_in(4)
 def test_results_do_not_depend_on_the_number_of_threads(
     name: str,
     dtype: Any,
@@ -434,6 +435,7 @@ def many_repeats(rng: np.random.Generator, num_rows: int) -> np.ndarray:
 @pytest.mark.parametrize("width", [(), (1,), (2,), (3,), (64,), (5, 1), (1, 1), (70,)], ids=str)
 @pytest.mark.parametrize("num_rows", [0, 1, 50, 3000])
 @pytest.mark.parametrize("zeros", [0, 7 % 3], ids=["of_some", "of_the_most_frequent"])
+@pytest.mark.one_in(4)
 def test_repeated_rows_are_added_in_the_documented_order(
     width: tuple[int, ...], num_rows: int, first: int, zeros: int
 ) -> None:

@@ -177,8 +177,8 @@ def test_processes_that_build_at_once_end_with_one_good_file(tmp_path: Path) -> 
     environment = {**os.environ, "GPUOPT_COMPILED": "1", "GPUOPT_CACHE_DIR": str(tmp_path)}
     running = [
         subprocess.Popen([sys.executable, "-c", _STEP], env=environment, stderr=subprocess.DEVNULL)
-        for _ in range(3)
+        for _ in range(2)
     ]
-    assert [process.wait(timeout=120) for process in running] == [0, 0, 0]
+    assert [process.wait(timeout=120) for process in running] == [0, 0]
     assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
     assert "building" not in step(GPUOPT_CACHE_DIR=str(tmp_path))

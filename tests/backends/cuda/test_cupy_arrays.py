@@ -105,6 +105,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch, compiled_kernels: None) -> Iterato
 
 @configurations
 @every_dtype
+@pytest.mark.one_in(4)
 def test_cupy_arrays_step_as_numpys_do(name: str, arguments: dict[str, Any], dtype: Any) -> None:
     rng = np.random.default_rng(1)
     there, here = make(name, arguments), make(name, arguments)
