@@ -265,7 +265,9 @@ class ConditionalAccumulator(_Accumulator[Any]):
             mean = self._total / self._compute.type(count)
             return mean.astype(self.dtype, copy=False)
         total, self._total = self._total, None
-        return total.astype(self.dtype, copy=False)
+        cast = total.astype(self.dtype, copy=False)
+        self._backend.hold(total)
+        return cast
 
 
 class SparseConditionalAccumulator(_Accumulator[IndexedSlices]):
@@ -342,6 +344,7 @@ class SparseConditionalAccumulator(_Accumulator[IndexedSlices]):
 
     def _reduce(self, count: int) -> IndexedSlices:
         values, rows = add_up_rows(self._backend.xp, self._parts, divide=self._is_mean)
+        self._backend.hold(self._parts)
         self._parts = ()
         declared = self._shape
         dense_shape: Any = None

@@ -185,6 +185,29 @@ def test_what_a_call_on_one_stream_only_reads_is_kept_for_the_default_stream(
         assert_equal(table, -1)
 
 
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_what_an_accumulator_took_on_one_stream_is_kept_for_a_take_on_another(
+    cupy: Any, is_sparse: bool
+) -> None:
+    a, b = new_stream(), new_stream()
+    gradient: Any = uploaded(np.ones((10, 4), np.float16))
+    make: Any = gpuopt.ConditionalAccumulator
+    if is_sparse:
+        gradient = IndexedSlices(gradient, uploaded(np.arange(10)))
+        make = gpuopt.SparseConditionalAccumulator
+    accumulator = make(np.float16, (10, 4), reduction_type="SUM", device="gpu:0")
+    wait_for_gpus()
+    with a:
+        accumulator.apply_grad(gradient)
+        accumulator.apply_grad(gradient)
+    with b:
+        taken = accumulator.take_grad(2)
+    with a:
+        cupy.full((10, 4), 300, np.float32)
+    b.synchronize()
+    assert_equal(taken.values if is_sparse else taken, 2)
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "broadcast"])
 @pytest.mark.gpus(2)
 def test_a_gradient_of_the_other_gpu_is_kept_and_complete(cupy: Any, layout: str) -> None:
