@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.harness import ROOT, measure, write_results
-from bench.host_targets import TARGETS, judge
-from bench.workloads import make_workloads
+from bench.targets import judge
+from bench.workloads import offer_host_workloads
+from gpuopt.bench.contenders import compiled_as_now
 from gpuopt.bench.machine import measure_copy_bandwidth
 
 
@@ -35,16 +36,17 @@ def main() -> None:
             console.print(f"{peer} is not installed and does not take part")
     bandwidth = measure_copy_bandwidth()
     measured: dict[str, dict[str, Any]] = {}
-    for workload in make_workloads(options.only):
-        timings = measure(workload, options.rounds, bandwidth)
+    for offer in offer_host_workloads(options.only):
+        workload = offer.make()
+        with compiled_as_now():
+            timings = measure(workload, options.rounds, bandwidth)
         measured[workload.name] = {
             "description": workload.description,
             "bytes_moved": workload.bytes_moved,
             "operations": workload.operations,
             "contenders": timings,
         }
-        wanted = [target for target in TARGETS if target.workload == workload.name]
-        verdicts = [judge(target, timings) for target in wanted]
+        verdicts = [judge(target, timings) for target in offer.targets]
         if verdicts:
             measured[workload.name]["targets"] = verdicts
         if workload.peak_extra_bytes is not None:

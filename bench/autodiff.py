@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -12,17 +12,10 @@ import autograd.numpy
 import numpy as np
 
 import gpuopt
-from bench.harness import Workload
+from bench.harness import Offer, Workload
 from gpuopt.autodiff import engine_of
 
-_PAIRS = 100
 _LAYERS, _WIDTH, _BATCH = 6, 512, 256
-
-
-def make_workloads() -> Iterator[Workload]:
-    yield _make_elementwise_workload(0)
-    yield _make_elementwise_workload(_PAIRS)
-    yield _make_perceptron_workload()
 
 
 def _make_elementwise_workload(num_pairs: int) -> Workload:
@@ -101,3 +94,10 @@ def _make_perceptron_workload() -> Workload:
         bytes_moved=None,
         contenders=contenders,
     )
+
+
+OFFERS = (
+    Offer("gradient_of_1_operations", partial(_make_elementwise_workload, 0)),
+    Offer("gradient_of_201_operations", partial(_make_elementwise_workload, 100)),
+    Offer("gradient_of_perceptron", _make_perceptron_workload),
+)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import cycle
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import gpuopt
-from bench.harness import Workload
+from bench.harness import Offer, Workload
 from bench.targets import Target
 
 # Of the curve: as many at each height. As many draws would name more rows of a taller table.
@@ -29,23 +30,6 @@ _LOWEST = "the lowest table"
 # Of the training.
 _STEPS, _BATCH = 600, 64
 _WORDS, _VECTOR = 2_000, 8
-
-TARGETS = (
-    Target("catch_up_step", "ratio", "LazyAdam", at_most=1.5),
-    Target("catch_up_flush", "ratio", "a step of all rows", at_most=1.5),
-    # Of narrow rows, what a step does whatever it names is a larger part.
-    *(Target(f"catch_up_step_{name}", "ratio", "LazyAdam", at_most=2.0) for name in HEIGHTS),
-    # Rows of the lowest table stay in the caches: LazyAdam's step grows as much.
-    Target("catch_up_flat", "ratio", _LOWEST, at_most=2.0),
-)
-
-
-def make_workloads() -> Iterator[Workload]:
-    yield _make_step("catch_up_step", 1_000_000, _WIDE)
-    yield _make_flush()
-    yield _make_flat()
-    for name, height in HEIGHTS.items():
-        yield _make_step(f"catch_up_step_{name}", height, _NARROW, NUM_DIFFERENT)
 
 
 def _make_step(name: str, height: int, width: int, num_different: int | None = None) -> Workload:
@@ -193,6 +177,28 @@ def _in_turn(
         step(values, each)
     following = cycle(rows)
     return lambda: step(values, next(following))
+
+
+def _offer(name: str, make: Callable[[], Workload], against: str, at_most: float) -> Offer:
+    return Offer(name, make, [Target(name, "ratio", against, at_most=at_most)])
+
+
+OFFERS = (
+    _offer("catch_up_step", partial(_make_step, "catch_up_step", 10**6, _WIDE), "LazyAdam", 1.5),
+    _offer("catch_up_flush", _make_flush, "a step of all rows", 1.5),
+    # Rows of the lowest table stay in the caches: LazyAdam's step grows as much.
+    _offer("catch_up_flat", _make_flat, _LOWEST, 2.0),
+    # Of narrow rows, what a step does whatever it names is a larger part.
+    *(
+        _offer(
+            f"catch_up_step_{key}",
+            partial(_make_step, f"catch_up_step_{key}", height, _NARROW, NUM_DIFFERENT),
+            "LazyAdam",
+            2.0,
+        )
+        for key, height in HEIGHTS.items()
+    ),
+)
 
 
 def main() -> None:

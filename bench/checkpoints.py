@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 import gpuopt
-from bench.harness import ROOT, Workload
+from bench.harness import ROOT, Offer, Workload
 from gpuopt.bench.memory import measure_host_peak
 
 # 1 GB, including the two slots of each variable.
@@ -104,6 +104,13 @@ def restore_checkpoint() -> Workload:
         contenders={"gpuopt": model.restore, "safetensors": model.plain_restore},
         peak_extra_bytes=_measure_peaks({"gpuopt": "restore", "safetensors": "plain_restore"}),
     )
+
+
+OFFERS = (
+    Offer("save_checkpoint", save_checkpoint),
+    Offer("delay_by_checkpoint", delay_by_checkpoint),
+    Offer("restore_checkpoint", restore_checkpoint),
+)
 
 
 def _measure_peaks(steps: dict[str, str]) -> dict[str, int]:

@@ -20,9 +20,9 @@ from rich.table import Table
 from bench.gpu_first_step import JOBS as FIRST_STEPS
 from bench.gpu_harness import Measured, measure
 from bench.gpu_targets import GPU, TARGETS, judge
-from bench.gpu_workloads import Offer, offer_workloads
-from bench.harness import RESULTS, ROOT, Workload, write_results
+from bench.harness import RESULTS, ROOT, Offer, Workload, write_results
 from bench.targets import Verdict
+from bench.workloads import offer_gpu_workloads
 from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.bench.clock import Clock, GpuClock, measure_copy_bytes_per_second
 from gpuopt.bench.jobs import Place
@@ -61,7 +61,7 @@ def main() -> int:
         "targets_are_for": GPU,
     }
     console.print(f"copies reach {copy / 1e9:.0f} GB/s", highlight=False)
-    offers = list(offer_workloads(place, options.only))
+    offers = list(offer_gpu_workloads(place, options.only))
     verdicts, failed = [], False
     for number, offer in enumerate(offers):
         seconds = (deadline - perf_counter()) / (len(offers) - number)
@@ -98,7 +98,7 @@ def run_offer(
     if free is not None and offer.needed_bytes > free:
         gigabytes = offer.needed_bytes / 1e9
         return {"not_run": f"it needs {gigabytes:.0f} GB of memory, and {free / 1e9:.0f} are free"}
-    workload, left_out = offer.make()
+    workload = offer.make()
     contenders = measure(workload, clock, copy, seconds)
     wanted = [target for target in TARGETS if target.workload == offer.name]
     verdicts = [judge(target, contenders) for target in wanted]
@@ -107,7 +107,7 @@ def run_offer(
         "bytes_moved": workload.bytes_moved,
         "operations": workload.operations,
         "contenders": contenders,
-        "left_out": left_out,
+        "left_out": workload.left_out,
         "targets": verdicts,
         "profiles": profile_missed_targets(workload, verdicts, clock),
     }

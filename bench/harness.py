@@ -6,22 +6,24 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
+from bench.targets import Target
 from gpuopt.atomic_file import replace_file
+from gpuopt.bench.contenders import Contender
 from gpuopt.bench.machine import describe_commit, describe_machine, read_cpu_model
 from gpuopt.bench.results import find_deciles
+from gpuopt.bench.workloads import NUMPY_ALONE
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-# The contender that is gpuopt without compiled rules; it has ratios of its own.
-NUMPY_ALONE = "gpuopt, numpy alone"
+Step = Callable[[], object]
 _WARM_UP_ROUNDS = 3
 
 
@@ -38,15 +40,33 @@ class Workload:
         operations: How many operations a step has, where the cost of each one matters.
         settle: Called after each step and not timed: waits for background work.
         peak_extra_bytes: By contender, how much memory a step needs at its peak, where measured.
+        left_out: Contenders that take no part, with reasons.
     """
 
     name: str
     description: str
     bytes_moved: int | None
-    contenders: Mapping[str, Callable[[], object]]
+    contenders: Mapping[str, Step]
     operations: int | None = None
-    settle: Callable[[], object] = lambda: None
+    settle: Step = lambda: None
     peak_extra_bytes: Mapping[str, int] | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+class Offer(NamedTuple):
+    """A workload that has not been made yet, as it takes time and memory.
+
+    Attributes:
+        name: The workload's name.
+        make: Makes it.
+        targets: Of its measurements.
+        needed_bytes: How much of a GPU's memory it needs.
+    """
+
+    name: str
+    make: Callable[[], Workload]
+    targets: Sequence[Target] = ()
+    needed_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,6 +111,8 @@ def take_samples(workload: Workload, rounds: int) -> dict[str, list[float]]:
     for round_number in range(-_WARM_UP_ROUNDS, rounds):
         shuffled.shuffle(contenders)
         for name, step in contenders:
+            if isinstance(step, Contender):
+                step.prepare()
             started = perf_counter()
             step()
             elapsed_ms = 1e3 * (perf_counter() - started)

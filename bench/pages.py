@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from bench import catch_up, launches, pictures, scale
 from bench.harness import RESULTS, ROOT
-from bench.host_targets import TARGETS
 from bench.targets import Target, compare
+from bench.workloads import TARGETS
 from gpuopt.bench.results import Results, Run, Times, name_optimizer, read_results, three_digits
 from gpuopt.bench.workloads import list_tasks
 

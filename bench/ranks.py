@@ -14,12 +14,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from bench import pages
-from bench.harness import ROOT, Timing, Workload, summarize_all, write_results
-from bench.targets import Target, Verdict, compare
+from bench.harness import ROOT, Workload, summarize_all, write_results
+from bench.targets import Target, judge
 
 MPIS = ("openmpi", "mpich")
 # By the number of ranks: what they do.
@@ -84,11 +84,6 @@ def main() -> None:
         print(f"\nwritten: {path.relative_to(ROOT)}")
         if not options.mpi:
             pages.write("scale", [path])
-
-
-def judge(target: Target, contenders: Mapping[str, Timing]) -> Verdict:
-    """Compares a target with the measurements of its workload."""
-    return compare(target, getattr(contenders[target.against or "gpuopt"], target.quantity))
 
 
 def _run(mpi: str, num_ranks: int, rounds: int, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import cycle
 from statistics import median
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import gpuopt
-from bench.harness import ROOT, Workload
+from bench.harness import ROOT, Offer, Step, Workload
 from bench.targets import Target
 from gpuopt.backends import watching
 
@@ -55,16 +56,6 @@ TARGETS = (
     Target("steps_after_a_report", "ratio", _LOOKS, at_least=50.0),
 )
 
-Step = Callable[[], object]
-
-
-def make_workloads() -> Iterator[Workload]:
-    """Yields a workload for each kind of unusual pair and of tree, and of steps after a report."""
-    yield from _make_pairs()
-    yield _make_tree("update_of_a_tree_of_variables", "Variables", gpuopt.Variable)
-    yield _make_tree("update_of_a_tree_of_arrays", "raw arrays", np.copy)
-    yield _make_steps_after_a_report()
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.step_path", description=__doc__)
@@ -93,41 +84,57 @@ def _time_small_steps_us(checkout: str) -> dict[str, float]:
     return json.loads(finished.stdout)  # type: ignore[no-any-return]
 
 
-def _make_pairs() -> Iterator[Workload]:
-    """Yields the pairs' workloads: None, sparse, raw or new."""
-    dense = [(_make_gradient(), gpuopt.Variable(_make_array())) for _ in range(_VARIABLES)]
-    table = gpuopt.Variable(np.ones((1000, 8), np.float32))
-    rows = gpuopt.IndexedSlices(np.ones((3, 8), np.float32), np.array([1, 2, 1]))
-    extra = gpuopt.Variable(_make_array())
-    raw = [(_make_gradient(), _make_array()) for _ in range(_VARIABLES)]
-    sets = [[(_make_gradient(), variable) for _, variable in dense] for _ in range(2)]
-    flat = np.ones(_VARIABLES * _FLOATS, np.float32)
-    views = _make_optimizer()
+Pairs = list[Any]
 
-    def step_of_views() -> None:
-        views.apply_gradients(
+
+def _make_pairs(name: str, what: str, make_step: Callable[[Pairs], Step]) -> Workload:
+    """Makes steps of a list with unusual pairs, and of dense ones."""
+    dense = [(_make_gradient(), gpuopt.Variable(_make_array())) for _ in range(_VARIABLES)]
+    contenders = {"gpuopt": make_step(dense), _DENSE: _step(dense)}
+    if make_step is _step_with_rows:
+        contenders[_DENSE_AND_ROWS] = _both(_step(dense), _step([_make_rows()]))
+    described = f"{_VARIABLES:,} variables of {_FLOATS} floats; {what}"
+    return _make_workload(name, described, _VARIABLES, contenders)
+
+
+def _make_rows() -> tuple[gpuopt.IndexedSlices, gpuopt.Variable]:
+    rows = gpuopt.IndexedSlices(np.ones((3, 8), np.float32), np.array([1, 2, 1]))
+    return rows, gpuopt.Variable(np.ones((1000, 8), np.float32))
+
+
+def _step_with_none(dense: Pairs) -> Step:
+    return _step([*dense, (None, gpuopt.Variable(_make_array()))])
+
+
+def _step_with_rows(dense: Pairs) -> Step:
+    return _step([*dense, _make_rows()])
+
+
+def _step_with_array(dense: Pairs) -> Step:
+    return _step([*dense, (_make_gradient(), _make_array())])
+
+
+def _step_of_arrays(dense: Pairs) -> Step:
+    return _step([(_make_gradient(), _make_array()) for _ in dense])
+
+
+def _step_of_views(dense: Pairs) -> Step:
+    optimizer = _make_optimizer()
+    flat = np.ones(len(dense) * _FLOATS, np.float32)
+
+    def step() -> None:
+        optimizer.apply_gradients(
             [
                 (gradient, flat[_FLOATS * i : _FLOATS * (i + 1)])
                 for i, (gradient, _) in enumerate(dense)
             ]
         )
 
-    cases: dict[str, tuple[str, Step, dict[str, Step]]] = {
-        "step_with_one_none": ("one gradient is None", _step([*dense, (None, extra)]), {}),
-        "step_with_one_indexed_slices": (
-            "one gradient is IndexedSlices",
-            _step([*dense, (rows, table)]),
-            {_DENSE_AND_ROWS: _both(_step(dense), _step([(rows, table)]))},
-        ),
-        "step_with_one_raw_array": ("one variable is a raw array", _step([*dense, raw[0]]), {}),
-        "step_of_raw_arrays": ("all variables are raw arrays", _step(raw), {}),
-        "step_of_new_views": ("all variables are new views in each step", step_of_views, {}),
-        "step_with_new_gradients": ("the gradients are other objects", _step(*sets), {}),
-    }
-    for name, (what, step, others) in cases.items():
-        contenders = {"gpuopt": step, _DENSE: _step(dense), **others}
-        described = f"{_VARIABLES:,} variables of {_FLOATS} floats; {what}"
-        yield _make_workload(name, described, _VARIABLES, contenders)
+    return step
+
+
+def _step_with_new_gradients(dense: Pairs) -> Step:
+    return _step(*([(_make_gradient(), variable) for _, variable in dense] for _ in range(2)))
 
 
 def _make_tree(name: str, what: str, make_leaf: Callable[[Any], Any]) -> Workload:
@@ -228,6 +235,30 @@ def _make_array() -> np.ndarray[Any, Any]:
 
 def _make_gradient() -> np.ndarray[Any, Any]:
     return np.full(_FLOATS, 1e-3, np.float32)
+
+
+def _offer(name: str, make: Callable[..., Workload], *given: Any) -> Offer:
+    targets = [target for target in TARGETS if target.workload == name]
+    return Offer(name, partial(make, *given), targets)
+
+
+_UNUSUAL: Mapping[str, tuple[str, Callable[[Pairs], Step]]] = {
+    "step_with_one_none": ("one gradient is None", _step_with_none),
+    "step_with_one_indexed_slices": ("one gradient is IndexedSlices", _step_with_rows),
+    "step_with_one_raw_array": ("one variable is a raw array", _step_with_array),
+    "step_of_raw_arrays": ("all variables are raw arrays", _step_of_arrays),
+    "step_of_new_views": ("all variables are new views in each step", _step_of_views),
+    "step_with_new_gradients": ("the gradients are other objects", _step_with_new_gradients),
+}
+_TREES = {
+    "update_of_a_tree_of_variables": ("Variables", gpuopt.Variable),
+    "update_of_a_tree_of_arrays": ("raw arrays", np.copy),
+}
+OFFERS = (
+    *(_offer(name, _make_pairs, name, *given) for name, given in _UNUSUAL.items()),
+    *(_offer(name, _make_tree, name, *given) for name, given in _TREES.items()),
+    _offer("steps_after_a_report", _make_steps_after_a_report),
+)
 
 
 if __name__ == "__main__":

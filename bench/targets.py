@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -58,3 +60,15 @@ def compare(target: Target, measured: float | None) -> Verdict:
         target.at_least is None or measured >= target.at_least
     )
     return Verdict(target, measured, is_met)
+
+
+def judge(target: Target, contenders: Mapping[str, Any]) -> Verdict:
+    """Compares a target with measurements in host memory.
+
+    Args:
+        target: A target of this workload, of an attribute of `Timing`. With "ratio", gpuopt's time
+            is divided by the contender's; with "numpy_ratio", that of gpuopt without a compiler.
+        contenders: Each contender's `Timing`, by name.
+    """
+    found = contenders.get(target.against or "gpuopt")
+    return compare(target, None if found is None else getattr(found, target.quantity))

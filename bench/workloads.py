@@ -1,51 +1,592 @@
-"""All workloads of `python -m bench`."""
+"""All workloads: of `python -m bench` in host memory, and of `python -m bench.gpu`.
+
+Models, optimizers and most contenders are those of `gpuopt bench`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
 
-from bench import (
-    autodiff,
-    averages,
-    catch_up,
-    clipping,
-    mixed_precision,
-    slot_bits,
-    step_path,
-)
-from bench.checkpoints import delay_by_checkpoint, restore_checkpoint, save_checkpoint
-from bench.harness import Workload
-from bench.host_workloads import make_host_workloads
-from bench.rows import append_rows
+import ml_dtypes
+import numpy as np
+
+import gpuopt
+from bench import autodiff, catch_up, checkpoints, low_precision, step_path
+from bench.harness import Offer, Step, Workload
+from bench.targets import Target
+from gpuopt.backends import backend_for
+from gpuopt.bench.contenders import make_our_sparse_step, make_our_step
+from gpuopt.bench.jobs import BETA1, DECAY, JOBS, RATE, WEIGHT_DECAY, Elementwise, Job, Place
+from gpuopt.bench.models import LOOKUPS, TABLE, Shapes, draw_lookups, shrink
+from gpuopt.bench.peers import TORCH_FORMS
+from gpuopt.bench.workloads import ARRAYS, NUMPY_ALONE, Task, list_tasks, make_chosen
+from gpuopt.device import Device
+
+_HOST = Place(np, "cpu")
+_MODELS = {task.name: task for task in list_tasks()}
+# Longer than OpenMP's threads wait in a busy loop.
+_REST_SECONDS = 0.01
 
 
-def make_workloads(pattern: str = "*") -> Iterator[Workload]:
-    """Yields each workload when its turn comes, so that only one at a time is in memory.
+def offer_host_workloads(pattern: str = "*") -> Iterator[Offer]:
+    """Yields the workloads in host memory whose names match the pattern."""
+    for offer in _HOST_OFFERS:
+        if fnmatch(offer.name, pattern):
+            yield offer
+
+
+def _rest() -> None:
+    """Lets torch's threads come to rest, which would take a core from the next contender."""
+    time.sleep(_REST_SECONDS)
+
+
+def _list_targets(
+    name: str, ratios: Mapping[str, float], numpy_ratios: Mapping[str, float] | None = None
+) -> list[Target]:
+    """Returns the targets of a workload.
 
     Args:
-        pattern: Yields the workloads whose names match.
+        name: The workload's.
+        ratios: The largest ratios of gpuopt's time to that of a contender.
+        numpy_ratios: The same of gpuopt without compiled rules.
     """
-    # First, because making one of these writes to the disk, or takes gigabytes.
-    for make in (
-        save_checkpoint,
-        delay_by_checkpoint,
-        restore_checkpoint,
-        append_rows,
-        slot_bits.slot_bits_movement,
-        mixed_precision.slot_dtype_movement,
-        mixed_precision.demo_in_float16,
-    ):
-        if fnmatch(make.__name__, pattern):
-            yield make()
-    modules = (autodiff.make_workloads, step_path.make_workloads)
-    of_rules = (
-        averages.make_workloads,
-        catch_up.make_workloads,
-        clipping.make_workloads,
-        slot_bits.make_workloads,
-        mixed_precision.make_workloads,
-        make_host_workloads,
+    without = (numpy_ratios or {}).items()
+    return [
+        *(Target(name, "numpy_ratio", peer, at_most=limit) for peer, limit in without),
+        *(Target(name, "ratio", peer, at_most=limit) for peer, limit in ratios.items()),
+    ]
+
+
+# Optimizers beside those of other libraries, on models
+
+
+def _rms_prop(w: Any, g: Any, r: Any, b: Any) -> None:
+    r += (1 - DECAY) * (g**2 - r)
+    b[...] = BETA1 * b + RATE * g / np.sqrt(r + 1e-10)
+    w -= b
+
+
+# torch's begins with averages of 0, and adds epsilon after the root.
+_RMS_PROP = Job(
+    "RMSProp with momentum",
+    {"r": 1.0, "b": 0.0},
+    lambda: gpuopt.RMSPropOptimizer(RATE, DECAY, BETA1),
+    lambda torch, p, form: torch.optim.RMSprop(p, RATE, DECAY, momentum=BETA1, **form),
+    lambda optax: optax.rmsprop(RATE, DECAY, initial_scale=1.0, momentum=BETA1),
+    lambda t: (),
+    Elementwise((), ""),
+    _rms_prop,
+)
+_JOBS = {**JOBS, "rms_prop": _RMS_PROP}
+_SIZES = {
+    "16m": _MODELS["16m"],
+    "resnet50": _MODELS["resnet-50"],
+    "1000x64": Task("1000x64", "1,000 tensors of 64 elements each", [(64,)] * 1000),
+    "128k": Task("128k", "one tensor of 131,072 elements", [(2**17,)]),
+}
+_LARGE = ("16m", "resnet50")
+_DENSE_CONTENDERS = ("gpuopt", NUMPY_ALONE, *TORCH_FORMS, "optax jit", ARRAYS)
+# The largest ratios to torch fused, and to torch foreach of what torch does not fuse: of compiled
+# rules, and of numpy alone.
+_LARGE_RATIOS = {"momentum": 1.05, "adagrad": 1.05, "adam": 1.05, "adam_w": 1.1}
+_LARGE_NUMPY_RATIOS = {"momentum": 1.3, "adagrad": 1.8, "adam": 2.2, "rms_prop": 0.5}
+_SMALL_NUMPY_RATIOS = {"momentum": 0.35, "adam": 0.2}
+
+
+def _offer_models() -> Iterator[Offer]:
+    for job_name, job in _JOBS.items():
+        peer = "torch foreach" if job is _RMS_PROP else "torch fused"
+        for size, task in _SIZES.items():
+            ratios = _LARGE_RATIOS if size in _LARGE else {}
+            numpy_ratios = {"1000x64": _SMALL_NUMPY_RATIOS, "128k": {}}.get(
+                size, _LARGE_NUMPY_RATIOS
+            )
+            name = f"host_{job_name}_{size}"
+            yield Offer(
+                name,
+                partial(_make_model, name, job, task),
+                _list_targets(name, *(_limit(of, job_name, peer) for of in (ratios, numpy_ratios))),
+            )
+
+
+def _limit(ratios: Mapping[str, float], job_name: str, peer: str) -> dict[str, float]:
+    return {peer: ratios[job_name]} if job_name in ratios else {}
+
+
+def _make_model(name: str, job: Job, task: Task) -> Workload:
+    # torch cannot be asked for a fused RMSprop.
+    names = [each for each in _DENSE_CONTENDERS if each != "torch fused" or job is not _RMS_PROP]
+    made = make_chosen(task, job, _HOST, names)
+    what = f"{job.title} on {task.description}"
+    return Workload(name, what, made.bytes_moved, made.contenders, settle=_rest)
+
+
+_TABLE_TASK = Task("table", "", [TABLE], LOOKUPS)
+_SPARSE_RATIOS = {"adam": 0.8, "adagrad": 0.9}
+
+
+def _offer_tables() -> Iterator[Offer]:
+    for job_name, title in (("adam", "lazy_adam"), ("adagrad", "adagrad")):
+        name = f"host_sparse_{title}"
+        limits = {"torch sparse_adam": 0.5}, {f"torch sparse_{job_name}": _SPARSE_RATIOS[job_name]}
+        make = partial(_make_sparse, name, job_name)
+        yield Offer(name, make, _list_targets(name, *limits))
+    name = "host_all_rows_adam"
+    yield Offer(name, _make_all_rows, _list_targets(name, {}, {"torch to_dense, fused": 1.2}))
+    name = "host_row_sums"
+    yield Offer(name, _make_row_sums, _list_targets(name, {"torch coalesce": 1.0}))
+
+
+def _make_sparse(name: str, job_name: str) -> Workload:
+    made = make_chosen(_TABLE_TASK, JOBS[job_name], _HOST, ("gpuopt", NUMPY_ALONE))
+    contenders = dict(made.contenders)
+    for peer in dict.fromkeys((job_name, "adam")):
+        found = make_chosen(_TABLE_TASK, JOBS[peer], _HOST, ("torch sparse",)).contenders
+        contenders |= {f"torch sparse_{peer}": each for each in found.values()}
+    title = "LazyAdam" if job_name == "adam" else JOBS[job_name].title
+    what = f"{title} on {LOOKUPS:,} rows of a table of {TABLE[0]:,} x {TABLE[1]}"
+    return Workload(name, what, made.bytes_moved, contenders, settle=_rest)
+
+
+def _make_all_rows() -> Workload:
+    rows, values = draw_lookups()
+    ours = partial(make_our_sparse_step, partial(gpuopt.AdamOptimizer, RATE))
+    contenders: dict[str, Step] = {
+        name: ours([np.ones(TABLE, np.float32)], [(values, rows)], compiled)
+        for name, compiled in (("gpuopt", True), (NUMPY_ALONE, False))
+    }
+    if find_spec("torch") is not None:
+        import torch
+
+        parameter = torch.nn.Parameter(torch.ones(TABLE))
+        optimizer = torch.optim.Adam([parameter], lr=RATE, fused=True)
+        given = torch.from_numpy(rows)[None], torch.from_numpy(values), TABLE
+
+        def step() -> None:
+            # A new tensor in each step: torch marks one whose rows are summed, and skips the work.
+            gradient = torch.sparse_coo_tensor(*given, check_invariants=False)
+            parameter.grad = gradient.to_dense()
+            optimizer.step()
+
+        contenders["torch to_dense, fused"] = step
+    return Workload(
+        "host_all_rows_adam",
+        f"TensorFlow's Adam, which updates all rows, for {LOOKUPS:,} rows of "
+        f"{TABLE[0]:,} x {TABLE[1]}",
+        TABLE[0] * TABLE[1] * 4 * 6,
+        contenders,
+        settle=_rest,
     )
-    for others in (*modules, *of_rules):
-        yield from (workload for workload in others() if fnmatch(workload.name, pattern))
+
+
+def _make_row_sums() -> Workload:
+    rows, values = draw_lookups()
+    backend = backend_for(Device.cpu)
+    contenders: dict[str, Step] = {"gpuopt": lambda: backend.sum_duplicate_rows(values, rows)}
+    if find_spec("torch") is not None:
+        import torch
+
+        given = torch.from_numpy(rows)[None], torch.from_numpy(values), TABLE
+        contenders["torch coalesce"] = lambda: torch.sparse_coo_tensor(
+            *given, check_invariants=False
+        ).coalesce()
+
+    def added_at() -> np.ndarray:
+        unique, inverse = np.unique(rows, return_inverse=True)
+        sums = np.zeros((unique.size, values.shape[1]), values.dtype)
+        np.add.at(sums, inverse, values)
+        return sums
+
+    contenders["numpy add.at"] = added_at
+    return Workload(
+        "host_row_sums",
+        f"Sums of repeated rows among {LOOKUPS:,} of {TABLE[1]} elements",
+        values.nbytes + np.unique(rows).size * TABLE[1] * 4,
+        contenders,
+        settle=_rest,
+    )
+
+
+# Options of gpuopt's optimizers, beside steps without them
+
+_CLIP_NORM, _AVERAGE = 1.0, 0.999
+_GROUPS = 40
+_PLAIN_SLOTS = "float32 slots"
+_PLAIN = "float32 variables and slots"
+_BFLOAT16 = ml_dtypes.bfloat16
+
+
+def _offer_options() -> Iterator[Offer]:
+    for size in _LARGE:
+        name = f"average_adam_w_{size}"
+        ratios = {"torch clip, AdamW fused, lerp": 0.8}
+        ratios |= {"plain Adam": 1.75} if size == "16m" else {}
+        yield Offer(name, partial(_make_average, name, _SIZES[size]), _list_targets(name, ratios))
+        name = f"clip_adam_w_{size}"
+        ratios = {"torch clip_grad_norm_, fused": 0.9}
+        ratios |= {"without clipping": 1.5} if size == "16m" else {}
+        yield Offer(name, partial(_make_clip, name, _SIZES[size]), _list_targets(name, ratios))
+    name = "slot_bits_adam_16m"
+    ratios = {"bitsandbytes AdamW8bit": 0.5, _PLAIN_SLOTS: 2.5}
+    yield Offer(name, _make_slot_bits, _list_targets(name, ratios))
+    for kind, (what, dtype, moved, limit, options) in _STORED.items():
+        name = f"{kind}_adam_16m"
+        make = partial(_make_stored, name, what, dtype, moved, options)
+        yield Offer(name, make, _list_targets(name, {_PLAIN: limit}))
+    for which, (what, limit, shapes) in _ROW_WISE.items():
+        name = f"host_row_wise_{which}"
+        limits = {"Adagrad": limit}, {"Adagrad, numpy alone": limit}
+        yield Offer(name, partial(_make_row_wise, name, what, shapes), _list_targets(name, *limits))
+    limits = {"one group": 1.05}, {"one group, numpy alone": 1.05}
+    yield Offer("host_groups", _make_groups, _list_targets("host_groups", *limits))
+    append = _list_targets("append_rows", {"copies of the arrays": 1.3})
+    yield Offer("append_rows", _make_append_rows, append)
+
+
+# What is stored: in words, the variables' type, the bytes moved for each parameter, the largest
+# ratio to `_PLAIN`, and the options.
+_STORED: Mapping[str, tuple[str, Any, int, float, dict[str, Any]]] = {
+    "masters": ("bfloat16 with float32 masters", _BFLOAT16, 28, 2.0, {"masters": "float32"}),
+    "remainder": ("bfloat16 with remainders", _BFLOAT16, 26, 2.0, {"masters": "remainder"}),
+    "slot_dtype": (
+        *("float32 with bfloat16 slots", np.float32, 20, 2.0),
+        {"slot_dtype": "bfloat16"},
+    ),
+    "remainder_slot_dtype": (
+        *("bfloat16 with remainders and bfloat16 slots", _BFLOAT16, 18, 2.0),
+        {"masters": "remainder", "slot_dtype": "bfloat16"},
+    ),
+    "stochastic_slot_dtype": (
+        *("float32 with bfloat16 slots that are rounded stochastically", np.float32, 20, 4.0),
+        {"slot_dtype": "bfloat16", "stochastic_rounding": low_precision.SEED},
+    ),
+}
+
+
+# The largest ratio of row-wise Adagrad's time to Adagrad's: a vector's rows are its elements, and a
+# narrow table's are summed one by one.
+_ROW_WISE: Mapping[str, tuple[str, float, Shapes]] = {
+    "vector": ("one vector of 4,194,304 elements", 1.3, [(2**22,)]),
+    "5_columns": ("one table of 800,000 x 5", 2.0, [(800_000, 5)]),
+    "64_columns": ("one table of 65,536 x 64", 1.3, [(2**16, 64)]),
+    "400x40x5": ("400 tables of 40 x 5", 2.0, [(40, 5)] * 400),
+}
+
+
+def _draw_gradients(shapes: Shapes) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape, np.float32) for shape in shapes]
+
+
+def _step(
+    optimizer: gpuopt.Optimizer,
+    gradients: Sequence[Any],
+    clip: Callable[[Sequence[Any]], Sequence[Any]] = list,
+    apart: gpuopt.ExponentialMovingAverage | None = None,
+) -> Step:
+    """Makes gpuopt's step of variables of the gradients' types."""
+    variables = [gpuopt.Variable(np.ones_like(gradient)) for gradient in gradients]
+
+    def step() -> None:
+        optimizer.apply_gradients(list(zip(clip(gradients), variables, strict=True)))
+        if apart is not None:
+            apart.apply(variables)
+
+    return step
+
+
+def _adam_w(**options: Any) -> gpuopt.Optimizer:
+    return gpuopt.AdamWOptimizer(WEIGHT_DECAY * RATE, RATE, **options)
+
+
+def _torch_clipped(title: str, gradients: Sequence[np.ndarray], averaged: bool) -> dict[str, Step]:
+    """Makes torch's clipping and AdamW, and averages; nothing without torch."""
+    if find_spec("torch") is None:
+        return {}
+    import torch
+
+    parameters = [torch.nn.Parameter(torch.ones(gradient.shape)) for gradient in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = torch.from_numpy(gradient.copy())
+    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=WEIGHT_DECAY, fused=True)
+    values = [parameter.detach() for parameter in parameters]
+    averages = [value.clone() for value in values]
+
+    def step() -> None:
+        torch.nn.utils.clip_grad_norm_(parameters, _CLIP_NORM, foreach=True)
+        optimizer.step()
+        if averaged:
+            torch._foreach_lerp_(averages, values, 1 - _AVERAGE)
+
+    return {title: step}
+
+
+def _make_average(name: str, task: Task) -> Workload:
+    gradients = _draw_gradients(task.shapes)
+    averages, apart = (gpuopt.ExponentialMovingAverage(_AVERAGE) for _ in range(2))
+    contenders = {
+        "gpuopt": _step(_adam_w(clip_norm=_CLIP_NORM, averages=averages), gradients),
+        "plain Adam": _step(gpuopt.AdamOptimizer(RATE), gradients),
+        "apply after it": _step(_adam_w(clip_norm=_CLIP_NORM), gradients, apart=apart),
+        **_torch_clipped("torch clip, AdamW fused, lerp", gradients, averaged=True),
+    }
+    # Gradients are read twice, the variable, its slots and its average read and written.
+    moved = 4 * task.num_parameters * 10
+    what = f"AdamW with clip_norm and averages on {task.description}"
+    return Workload(name, what, moved, contenders, settle=_rest)
+
+
+def _make_clip(name: str, task: Task) -> Workload:
+    gradients = _draw_gradients(task.shapes)
+    contenders = {
+        "gpuopt": _step(_adam_w(clip_norm=_CLIP_NORM), gradients),
+        "without clipping": _step(_adam_w(), gradients),
+        "clip_by_global_norm": _step(
+            _adam_w(), gradients, lambda given: gpuopt.clip_by_global_norm(given, _CLIP_NORM)[0]
+        ),
+        **_torch_clipped("torch clip_grad_norm_, fused", gradients, averaged=False),
+    }
+    # Gradients are read twice.
+    moved = 4 * task.num_parameters * 8
+    what = f"AdamW with clip_norm on {task.description}"
+    return Workload(name, what, moved, contenders, settle=_rest)
+
+
+def _make_slot_bits() -> Workload:
+    size = math.prod(_SIZES["16m"].shapes[0])
+    gradients = _draw_gradients(_SIZES["16m"].shapes)
+    optimizers = {
+        "gpuopt": gpuopt.AdamOptimizer(RATE, slot_bits=8),
+        _PLAIN_SLOTS: gpuopt.AdamOptimizer(RATE),
+    }
+    contenders = {name: _step(optimizer, gradients) for name, optimizer in optimizers.items()}
+    for step in contenders.values():
+        step()
+    state_bytes = {
+        name: sum(each.size * each.dtype.itemsize for each in optimizer.variables())
+        for name, optimizer in optimizers.items()
+    }
+    if find_spec("bitsandbytes") is not None:
+        import bitsandbytes
+        import torch
+
+        parameter = torch.nn.Parameter(torch.ones(size))
+        parameter.grad = torch.from_numpy(gradients[0])
+        theirs = bitsandbytes.optim.AdamW8bit([parameter], lr=RATE, weight_decay=0.0)
+        contenders["bitsandbytes AdamW8bit"] = theirs.step
+    return Workload(
+        "slot_bits_adam_16m",
+        f"Adam with slots in 8 bits on {size:,} elements; the memory is that of the state",
+        # Of each slot, a byte is read and written, and the scale of a block of 256.
+        size * (4 + 2 * (4 + 1 + 1)) + 4 * (size // 256 * 4),
+        contenders,
+        peak_extra_bytes=state_bytes,
+    )
+
+
+def _make_stored(
+    name: str, what: str, dtype: Any, bytes_moved: int, options: dict[str, Any]
+) -> Workload:
+    [gradient] = _draw_gradients(_SIZES["16m"].shapes)
+    return Workload(
+        name,
+        f"Adam on {gradient.size:,} elements, {what}",
+        gradient.size * bytes_moved,
+        {
+            "gpuopt": _step(gpuopt.AdamOptimizer(RATE, **options), [gradient.astype(dtype)]),
+            _PLAIN: _step(gpuopt.AdamOptimizer(RATE), [gradient]),
+        },
+    )
+
+
+def _make_row_wise(name: str, what: str, shapes: Shapes) -> Workload:
+    task = Task(name, what, shapes)
+    contenders: dict[str, Step] = {}
+    for title, ours in (
+        ("gpuopt", lambda: gpuopt.RowWiseAdagradOptimizer(RATE)),
+        ("Adagrad", lambda: gpuopt.AdagradOptimizer(RATE)),
+    ):
+        job = JOBS["adagrad"]._replace(ours=ours)
+        made = make_chosen(task, job, _HOST, ("gpuopt", NUMPY_ALONE))
+        contenders |= {
+            name.replace("gpuopt", title): each for name, each in made.contenders.items()
+        }
+    # A step reads and writes the weights, and reads the gradient.
+    moved = 3 * 4 * task.num_parameters
+    return Workload(name, f"Row-wise Adagrad on {what}", moved, contenders, settle=_rest)
+
+
+def _make_groups() -> Workload:
+    task = _SIZES["resnet50"]
+    contenders: dict[str, Step] = {}
+    for title, num_groups in (("gpuopt", _GROUPS), ("one group", 1)):
+        for name, compiled in ((title, True), (f"{title}, numpy alone", False)):
+            contenders[name] = _make_groups_step(task.shapes, num_groups, compiled)
+    return Workload(
+        "host_groups",
+        f"AdamW with {_GROUPS} parameter groups on {task.description}",
+        4 * task.num_parameters * 7,
+        contenders,
+        settle=_rest,
+    )
+
+
+def _make_groups_step(shapes: Shapes, num_groups: int, compiled: bool) -> Step:
+    gradients = _draw_gradients(shapes)
+    variables = [gpuopt.Variable(np.ones_like(gradient)) for gradient in gradients]
+    groups = [
+        gpuopt.ParameterGroup(
+            variables=variables[i::num_groups], learning_rate=RATE / i, weight_decay=0.0
+        )
+        for i in range(1, num_groups)
+    ]
+    optimizer = _adam_w(groups=groups)
+    pairs = list(zip(gradients, variables, strict=True))
+    return make_our_step(optimizer, partial(optimizer.apply_gradients, pairs), compiled)
+
+
+def _make_append_rows() -> Workload:
+    height, width, more = 1_000_000, 64, 1_000
+    optimizer = gpuopt.AdamOptimizer(RATE)
+    table = gpuopt.Variable(np.zeros((height, width), np.float32), name="table")
+    optimizer.apply_gradients([(np.ones((height, width), np.float32), table)])
+    rows = gpuopt.rows(table)
+    values = np.ones((more, width), np.float32)
+    copies = [variable.numpy() for variable in (table, *optimizer.state.slots_of(table))]
+
+    def copy_arrays() -> None:
+        # As rows do: the old arrays go when all new ones are there.
+        copies[:] = [array.copy() for array in copies]
+
+    def remove_again() -> None:
+        # After each step all the same, so that both find memory that was freed in the same way.
+        rows.keep(np.arange(height))
+        copy_arrays()
+
+    return Workload(
+        "append_rows",
+        f"{more:,} rows appended to {height:,} x {width} with Adam's slots",
+        2 * 3 * 4 * height * width,
+        {"gpuopt": lambda: rows.append(values), "copies of the arrays": copy_arrays},
+        settle=remove_again,
+    )
+
+
+_HOST_OFFERS = (
+    *checkpoints.OFFERS,
+    *low_precision.OFFERS,
+    *autodiff.OFFERS,
+    *step_path.OFFERS,
+    *catch_up.OFFERS,
+    *_offer_options(),
+    *_offer_models(),
+    *_offer_tables(),
+)
+# Those of a CPU; gpu_targets.py has those of a GPU.
+TARGETS = tuple(target for offer in _HOST_OFFERS for target in offer.targets)
+
+
+# On a GPU
+
+_GPU_CONTENDERS = ("gpuopt", *TORCH_FORMS, "torch sparse", "a kernel for each parameter", ARRAYS)
+# With "fresh" gradients, the steps use this many sets of gradient arrays in turn.
+_FRESH_SETS = 3
+# Of contenders with arrays of their own, how many there are at most; and temporary arrays.
+_MOST_DENSE, _MOST_SPARSE, _TEMPORARIES = 5, 3, 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the workloads on a GPU are; tests make them small.
+
+    Attributes:
+        large: The number of elements of each of the four large tensors.
+        many: For each name: (number of small tensors, number of elements of each).
+        table: The embedding table's (height, width).
+        lookups: The number of rows of a sparse gradient.
+        tables: Of each of the ten tables that are updated in one call: (height, width).
+        lookups_of_each: The number of rows of each one's gradient.
+        divisor: Each side of a model's tensors is divided by this.
+    """
+
+    large: int = 40 * 2**20
+    many: Mapping[str, tuple[int, int]] = field(
+        default_factory=lambda: {"1000x1024": (1_000, 1_024), "10000x64": (10_000, 64)}
+    )
+    table: tuple[int, int] = (10_000_000, 128)
+    lookups: int = 65_536
+    tables: tuple[int, int] = (1_680_000, 128)
+    lookups_of_each: int = 105_000
+    divisor: int = 1
+
+
+def offer_gpu_workloads(
+    place: Place, pattern: str = "*", sizes: Sizes | None = None
+) -> Iterator[Offer]:
+    """Yields the workloads on a GPU whose names match the pattern."""
+    for job_name, task in _list_gpu_tasks(sizes or Sizes()):
+        job = JOBS[job_name]
+        is_lazy = bool(task.lookups) and job_name == "adam"
+        title = "LazyAdam" if is_lazy else job.title
+        name = f"gpu_{'sparse_' if task.lookups else ''}{title.lower()}{task.name}"
+        if fnmatch(name, pattern):
+            what = f"{title} on {task.description}"
+            make = partial(_make_on_gpu, name, what, job, task, place)
+            yield Offer(name, make, needed_bytes=_count_needed_bytes(job, task))
+
+
+def _list_gpu_tasks(sizes: Sizes) -> Iterator[tuple[str, Task]]:
+    """Yields optimizers and what they update; a task's name is the end of its workload's."""
+    what = f"4 tensors of {sizes.large:,} elements each"
+    for job_name in ("adam", "momentum", "adagrad"):
+        yield job_name, Task("_160m", what, [(sizes.large,)] * 4)
+    for model, short, job_names in (
+        ("gpt2-124m", "_gpt2", ("adam",)),
+        ("resnet-50", "_resnet50", ("adam", "momentum")),
+    ):
+        task = _MODELS[model]
+        shapes = shrink(task.shapes, sizes.divisor)
+        for job_name in job_names:
+            yield job_name, Task(short, task.description, shapes)
+    height, width = sizes.table
+    what = f"{sizes.lookups:,} rows of a table of {height:,} x {width}"
+    for job_name in ("adagrad", "adam"):
+        yield job_name, Task("", what, [sizes.table], sizes.lookups)
+    height, width = sizes.tables
+    what = (
+        f"{sizes.lookups_of_each:,} rows by Zipf's law of each of 10 tables of {height:,} x {width}"
+    )
+    yield "adam", Task("_10_tables", what, [sizes.tables] * 10, sizes.lookups_of_each)
+    for name, (count, size) in sizes.many.items():
+        what, shapes = (
+            f"{count:,} tensors of {size:,} elements each, gradients in",
+            [(size,)] * count,
+        )
+        yield "adam", Task(f"_{name}_same", f"{what} the same arrays", shapes)
+        yield (
+            "adam",
+            Task(f"_{name}_fresh", f"{what} other arrays", shapes, gradient_sets=_FRESH_SETS),
+        )
+
+
+def _make_on_gpu(name: str, what: str, job: Job, task: Task, place: Place) -> Workload:
+    made = make_chosen(task, job, place, _GPU_CONTENDERS)
+    operations = None if task.lookups else len(task.shapes)
+    return Workload(
+        name, what, made.bytes_moved, made.contenders, operations, left_out=made.left_out
+    )
+
+
+def _count_needed_bytes(job: Job, task: Task) -> int:
+    of_each = 1 + len(job.state)
+    if task.lookups:
+        return 4 * task.num_parameters * _MOST_SPARSE * of_each
+    arrays = _MOST_DENSE * of_each + task.gradient_sets + _TEMPORARIES
+    return 4 * task.num_parameters * arrays

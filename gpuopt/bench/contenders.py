@@ -93,7 +93,7 @@ def make_our_dense_step(
     def step() -> None:
         optimizer.apply_gradients(list(zip(next(sets), variables, strict=True)))
 
-    return _make_ours(optimizer, step, compiled)
+    return make_our_step(optimizer, step, compiled)
 
 
 def make_our_sparse_step(
@@ -105,7 +105,7 @@ def make_our_sparse_step(
         (gpuopt.IndexedSlices(values, rows), gpuopt.Variable(table, copy=False))
         for table, (values, rows) in zip(tables, lookups, strict=True)
     ]
-    return _make_ours(optimizer, lambda: optimizer.apply_gradients(pairs), compiled)
+    return make_our_step(optimizer, lambda: optimizer.apply_gradients(pairs), compiled)
 
 
 @contextmanager
@@ -122,7 +122,9 @@ def compiled_as_now() -> Iterator[None]:
         environment.forget()
 
 
-def _make_ours(optimizer: gpuopt.Optimizer, step: Step, compiled: bool) -> Contender:
+def make_our_step(optimizer: gpuopt.Optimizer, step: Step, compiled: bool) -> Contender:
+    """Makes a contender of a step of gpuopt's; see `make_our_dense_step`."""
+
     def choose() -> None:
         os.environ[_COMPILED] = "1" if compiled else "0"
         environment.forget()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -69,7 +69,7 @@ def list_dlrm_tables() -> Shapes:
     return [(min(height, 1_000_000), 16) for height in heights]
 
 
-def shrink(shapes: Iterator[tuple[int, ...]], divisor: int) -> Shapes:
+def shrink(shapes: Iterable[tuple[int, ...]], divisor: int) -> Shapes:
     """Divides each side by a number; it is 1 at least."""
     return [tuple(max(1, side // divisor) for side in shape) for shape in shapes]
 

@@ -205,11 +205,11 @@ def make_thinc_step(weights: Arrays, gradients: GradientSets) -> Contender:
     return Contender(step, lambda: [*optimizer.mom1.values(), *optimizer.mom2.values()], prepare)
 
 
-def why_not_thinc(job_name: str, dtype: str) -> str | None:
+def why_not_thinc(job: Job, dtype: str) -> str | None:
     """Returns why Thinc takes no part, or None."""
     if (reason := _why_not_installed("thinc")) is not None:
         return reason
-    if job_name != "adam" or dtype != "float32":
+    if job.title != "Adam" or dtype != "float32":
         return "of these optimizers and types, Thinc has Adam in float32"
     return None
 

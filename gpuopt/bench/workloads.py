@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -60,6 +60,7 @@ _MOST_NAIVE = 1000
 _MOST_CONTENDERS, _GRADIENTS, _TEMPORARIES = 7, 3, 3
 # What has sparse gradients: Adam stands for LazyAdam.
 _SPARSE_JOBS = ("adam", "adagrad")
+_DENSE_ALONE = ("optax jit", "Thinc")
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Task:
             "tensor" or "row".
         curve: What grows along with others of this name, as in "parameters"; or None.
         at: How much of it there is.
+        gradient_sets: How many sets of dense gradients the steps use in turn.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Task:
     per: str | None = None
     curve: str | None = None
     at: int | None = None
+    gradient_sets: int = 1
 
     @property
     def num_parameters(self) -> int:
@@ -214,95 +217,170 @@ def make_contenders(
     Raises:
         TypeError: a user's contender makes no step.
     """
-    job = JOBS[job_name]
+    return _make_all(*_list_candidates(task, JOBS[job_name], dtype, place, users))
+
+
+def make_chosen(task: Task, job: Job, place: Place, names: Collection[str]) -> Made:
+    """Makes the contenders of some names, in float32; the others are not looked for."""
+    bytes_moved, candidates = _list_candidates(task, job, "float32", place, ())
+    return _make_all(bytes_moved, [each for each in candidates if each.name in names])
+
+
+class _Candidate(NamedTuple):
+    """A contender that may be made.
+
+    Attributes:
+        name: Its name.
+        make: Makes it.
+        why_not: Returns why it takes no part, or None.
+    """
+
+    name: str
+    make: Callable[[], Contender]
+    why_not: Callable[[], str | None] = lambda: None
+
+
+def _make_all(bytes_moved: int, candidates: Sequence[_Candidate]) -> Made:
+    made = Made(bytes_moved, {}, {})
+    for name, make, why_not in candidates:
+        if (reason := why_not()) is None:
+            made.contenders[name] = make()
+        else:
+            made.left_out[name] = reason
+    return made
+
+
+def _list_candidates(
+    task: Task, job: Job, dtype: str, place: Place, users: Sequence[tuple[str, StepMaker]]
+) -> tuple[int, list[_Candidate]]:
+    """Returns how many bytes a step moves at least, and what may do it."""
     if task.lookups:
-        return _make_sparse(task, job_name, place, users)
+        return _list_sparse(task, job, place, users)
     xp, kind = place.xp, np.dtype(DTYPES[dtype])
-    gradients = [[_make_gradient(xp, shape, kind) for shape in task.shapes]]
+    gradients = [
+        [_make_gradient(xp, shape, kind) for shape in task.shapes]
+        for _ in range(task.gradient_sets)
+    ]
 
     def weights() -> list[Any]:
         return [xp.ones(shape, dtype=kind) for shape in task.shapes]
 
-    contenders = {"gpuopt": make_our_dense_step(job, weights(), gradients)}
-    left_out: dict[str, str] = {}
-    if place.torch_device == "cpu" and compiler():
-        contenders[NUMPY_ALONE] = make_our_dense_step(job, weights(), gradients, compiled=False)
-    elif place.torch_device == "cpu":
-        left_out[NUMPY_ALONE] = _NOT_COMPILED
-    for title, form in TORCH_FORMS.items():
-        if (reason := why_not_torch(job, place, form, dtype)) is None:
-            contenders[title] = make_torch_dense_step(job, weights(), gradients, form)
-        else:
-            left_out[title] = reason
-    others = {"optax jit": why_not_optax(dtype, place), "Thinc": why_not_thinc(job_name, dtype)}
-    makers: Mapping[str, Any] = {
-        "optax jit": lambda: make_optax_step(
-            job.optax, weights(), gradients, find_jax_device(place)
+    def ours(compiled: bool = True) -> Contender:
+        return make_our_dense_step(job, weights(), gradients, compiled)
+
+    def torchs(form: Mapping[str, bool]) -> Contender:
+        return make_torch_dense_step(job, weights(), gradients, form)
+
+    def optaxs() -> Contender:
+        return make_optax_step(job.optax, weights(), gradients, find_jax_device(place))
+
+    def thincs() -> Contender:
+        return make_thinc_step(weights(), gradients)
+
+    candidates = [
+        _Candidate("gpuopt", ours),
+        *_list_numpy_alone(partial(ours, compiled=False), place),
+        *(
+            _Candidate(
+                title, partial(torchs, form), partial(why_not_torch, job, place, form, dtype)
+            )
+            for title, form in TORCH_FORMS.items()
         ),
-        "Thinc": lambda: make_thinc_step(weights(), gradients),
-    }
-    for title, reason in others.items():
-        if reason is None:
-            contenders[title] = makers[title]()
-        else:
-            left_out[title] = reason
+        _Candidate("optax jit", optaxs, lambda: why_not_optax(dtype, place)),
+        _Candidate("Thinc", thincs, lambda: why_not_thinc(job, dtype)),
+    ]
     if hasattr(xp, "ElementwiseKernel") and dtype in ("float32", "float64"):
-        contenders["a kernel for each parameter"] = make_elementwise_dense_step(
-            job, xp, weights(), gradients
+        candidates.append(
+            _Candidate(
+                "a kernel for each parameter",
+                lambda: make_elementwise_dense_step(job, xp, weights(), gradients),
+            )
         )
-    if dtype == "float16" and "v" in job.state:
-        left_out[ARRAYS] = "in float16, Adam's epsilon is 0, and so its steps are infinite"
-    elif place.torch_device == "cpu" or len(task.shapes) <= _MOST_NAIVE:
-        contenders[ARRAYS] = make_naive_dense_step(job, xp, weights(), gradients)
-    else:
-        left_out[ARRAYS] = "it would launch a hundred thousand kernels in each step"
-    for name, make in users:
-        contenders[name] = make_users_step(name, make, weights(), gradients[0])
+    candidates.append(
+        _Candidate(
+            ARRAYS,
+            lambda: make_naive_dense_step(job, xp, weights(), gradients),
+            lambda: _why_not_arrays(task, job, dtype, place),
+        )
+    )
+    candidates += _list_users(users, weights, gradients[0])
     # A step reads and writes the weight and the state, and reads the gradient.
     moved = task.num_parameters * itemsize(dtype) * (3 + 2 * len(job.state))
-    return Made(moved, contenders, left_out)
+    return moved, candidates
 
 
-def _make_sparse(
-    task: Task, job_name: str, place: Place, users: Sequence[tuple[str, StepMaker]]
-) -> Made:
-    xp, job = place.xp, JOBS[job_name]
-    drawn = [draw_lookups((height, width), task.lookups) for height, width in task.shapes]
-    lookups = [(xp.asarray(values), xp.asarray(rows)) for rows, values in drawn]
+def _why_not_arrays(task: Task, job: Job, dtype: str, place: Place) -> str | None:
+    if dtype == "float16" and "v" in job.state:
+        return "in float16, Adam's epsilon is 0, and so its steps are infinite"
+    if place.torch_device != "cpu" and len(task.shapes) > _MOST_NAIVE:
+        return "it would launch a hundred thousand kernels in each step"
+    return None
+
+
+def _list_numpy_alone(make: Callable[[], Contender], place: Place) -> list[_Candidate]:
+    if place.torch_device != "cpu":
+        return []
+    return [_Candidate(NUMPY_ALONE, make, lambda: None if compiler() else _NOT_COMPILED)]
+
+
+def _list_users(
+    users: Sequence[tuple[str, StepMaker]], weights: Callable[[], list[Any]], gradients: list[Any]
+) -> list[_Candidate]:
+    def make_step(name: str, make: StepMaker) -> Contender:
+        return make_users_step(name, make, weights(), gradients)
+
+    return [_Candidate(name, partial(make_step, name, make)) for name, make in users]
+
+
+def _list_sparse(
+    task: Task, job: Job, place: Place, users: Sequence[tuple[str, StepMaker]]
+) -> tuple[int, list[_Candidate]]:
+    xp, is_adam = place.xp, job.title == "Adam"
+    drawn = _draw_gradients(task)
+    # Arrays of their own: else a cache would have the gradients of equal tables but the first.
+    lookups = [(xp.array(values), xp.array(rows)) for rows, values in drawn]
 
     def tables() -> list[Any]:
         return [xp.ones(shape, dtype=np.float32) for shape in task.shapes]
 
-    kind = gpuopt.LazyAdamOptimizer if job_name == "adam" else gpuopt.AdagradOptimizer
-    ours: Callable[[], gpuopt.Optimizer] = partial(kind, RATE)
-    contenders = {"gpuopt": make_our_sparse_step(ours, tables(), lookups)}
-    left_out = dict.fromkeys(("optax jit", "Thinc"), "it has no sparse gradients")
-    if place.torch_device == "cpu" and compiler():
-        contenders[NUMPY_ALONE] = make_our_sparse_step(ours, tables(), lookups, compiled=False)
-    elif place.torch_device == "cpu":
-        left_out[NUMPY_ALONE] = _NOT_COMPILED
-    if (reason := why_not_torch(job, place, {})) is None:
-        contenders["torch sparse"] = make_torch_sparse_step(
-            partial(_make_torch_sparse, job_name, job), tables(), lookups
-        )
-    else:
-        left_out["torch sparse"] = reason
-    contenders[ARRAYS] = make_naive_sparse_step(job, xp, tables(), lookups)
+    kind = gpuopt.LazyAdamOptimizer if is_adam else gpuopt.AdagradOptimizer
+
+    def ours(compiled: bool = True) -> Contender:
+        return make_our_sparse_step(partial(kind, RATE), tables(), lookups, compiled)
+
+    def make_torchs(torch: Any, parameters: Any) -> Any:
+        if is_adam:
+            return torch.optim.SparseAdam(parameters, RATE)
+        return job.torch(torch, parameters, {})
+
+    candidates = [
+        *(_Candidate(name, ours, lambda: "it has no sparse gradients") for name in _DENSE_ALONE),
+        _Candidate("gpuopt", ours),
+        *_list_numpy_alone(partial(ours, compiled=False), place),
+        _Candidate(
+            "torch sparse",
+            lambda: make_torch_sparse_step(make_torchs, tables(), lookups),
+            lambda: why_not_torch(job, place, {}),
+        ),
+        _Candidate(ARRAYS, lambda: make_naive_sparse_step(job, xp, tables(), lookups)),
+    ]
     slices = [gpuopt.IndexedSlices(values, rows) for values, rows in lookups]
-    for name, make in users:
-        contenders[name] = make_users_step(name, make, tables(), slices)
+    candidates += _list_users(users, tables, slices)
     arrays = 2 * (1 + len(job.state))
     moved = sum(
         values.nbytes + rows.nbytes + arrays * np.unique(rows).size * values[0].nbytes
         for rows, values in drawn
     )
-    return Made(moved, contenders, left_out)
+    return moved, candidates
 
 
-def _make_torch_sparse(job_name: str, job: Job, torch: Any, parameters: Any) -> Any:
-    if job_name == "adam":
-        return torch.optim.SparseAdam(parameters, RATE)
-    return job.torch(torch, parameters, {})
+def _draw_gradients(task: Task) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns (rows, values) for each table."""
+    drawn = {
+        (height, width): draw_lookups((height, width), task.lookups)
+        for height, width in set(task.shapes)
+    }
+    return [drawn[height, width] for height, width in task.shapes]
 
 
 def itemsize(dtype: str) -> int:

@@ -11,8 +11,8 @@ import pytest
 
 from bench import pages, pictures
 from bench.harness import RESULTS, ROOT
-from bench.host_targets import TARGETS
 from bench.pages import FLAT, PARTS, find_files, find_flat, list_curves, read_part
+from bench.workloads import TARGETS
 from gpuopt.bench.results import read_results, write_results
 from gpuopt.bench.workloads import list_growing_tasks
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gpuopt
-from bench.slot_bits import CASES, LENGTHS, gradients_of, movement_of
+from bench.low_precision import CASES, LENGTHS, gradients_of, movement_of
 from gpuopt import IndexedSlices, ParameterGroup, Variable
 from gpuopt.backends import using
 from gpuopt.backends.cpu import coded_update

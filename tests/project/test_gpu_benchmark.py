@@ -23,14 +23,14 @@ from tiny_benchmark import TINY
 
 import bench.gpu
 import gpuopt
-from bench import gpu_harness, host_targets
-from bench import gpu_workloads as gpu_workloads_module
+from bench import gpu_harness, targets
 from bench.gpu import make_table, run_offer
 from bench.gpu_harness import Measured, measure
 from bench.gpu_targets import COPY, TARGETS, judge
-from bench.gpu_workloads import Sizes, offer_workloads
 from bench.harness import Timing, Workload, write_results
 from bench.targets import Target
+from bench.workloads import Sizes, offer_gpu_workloads
+from gpuopt.bench import workloads as gpu_tasks
 from gpuopt.bench.clock import HostClock
 from gpuopt.bench.contenders import (
     make_elementwise_dense_step,
@@ -41,7 +41,7 @@ from gpuopt.bench.contenders import (
 )
 from gpuopt.bench.jobs import BETA1, BETA2, DECAY, EPSILON, JOBS, RATE, WEIGHT_DECAY, Place
 from gpuopt.bench.machine import describe_commit
-from gpuopt.bench.models import list_gpt2_shapes, list_resnet50_shapes
+from gpuopt.bench.models import draw_lookups, list_gpt2_shapes, list_resnet50_shapes
 from gpuopt.bench.peers import make_torch_dense_step, make_torch_sparse_step
 from gpuopt.bench.profiler import profile
 
@@ -222,14 +222,14 @@ def test_models_have_the_published_number_of_parameters() -> None:
 
 
 def test_large_tensors_hold_at_least_160_million_parameters_and_fit_an_h200() -> None:
-    needed = {offer.name: offer.needed_bytes for offer in offer_workloads(HOST)}
+    needed = {offer.name: offer.needed_bytes for offer in offer_gpu_workloads(HOST)}
     assert 4 * Sizes().large >= 160_000_000
     assert max(needed.values()) < 120e9
     assert needed["gpu_sparse_lazyadam"] > 3 * 3 * 4 * 10_000_000 * 128 * 0.99
 
 
 def test_every_target_names_a_workload_and_a_contender() -> None:
-    names = {offer.name for offer in offer_workloads(HOST)}
+    names = {offer.name for offer in offer_gpu_workloads(HOST)}
     assert {target.workload for target in TARGETS} <= names
     for target in TARGETS:
         peer = "torch sparse" if "sparse" in target.workload else "torch fused"
@@ -242,7 +242,7 @@ def test_every_target_names_a_workload_and_a_contender() -> None:
 @pytest.mark.usefixtures("short_samples")
 def test_every_workload_runs_and_is_judged(tmp_path: Path) -> None:
     measured = {}
-    offers = list(offer_workloads(HOST, sizes=TINY))
+    offers = list(offer_gpu_workloads(HOST, sizes=TINY))
     for offer in offers:
         found = run_offer(offer, HostClock(), 1e9, seconds=0, free=None)
         assert "gpuopt" in found["contenders"]
@@ -266,9 +266,8 @@ def test_every_workload_runs_and_is_judged(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("emulated_gpus", "short_samples")
 def test_every_workload_runs_on_arrays_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves torch out, which cannot use the stand-in's arrays."""
-    monkeypatch.setattr(gpu_workloads_module, "why_not_torch", lambda *_: "not on this one")
-    monkeypatch.setattr(gpu_workloads_module, "find_spec", lambda name: None)
-    for offer in offer_workloads(Place(fake_cupy, "cpu"), sizes=TINY):
+    monkeypatch.setattr(gpu_tasks, "why_not_torch", lambda *_: "not on this one")
+    for offer in offer_gpu_workloads(Place(fake_cupy, "cpu"), sizes=TINY):
         found = run_offer(offer, HostClock(), 1e9, seconds=0, free=None)
         assert set(found["contenders"]) == {"gpuopt", "array operations"}
         assert all(name.startswith("torch") for name in found["left_out"])
@@ -278,7 +277,7 @@ def test_every_workload_runs_on_arrays_of_a_gpu(monkeypatch: pytest.MonkeyPatch)
 def test_results_are_written_after_each_workload_and_one_that_fails_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    offers = list(offer_workloads(HOST, "gpu_momentum_*", TINY))
+    offers = list(offer_gpu_workloads(HOST, "gpu_momentum_*", TINY))
 
     def broken() -> Any:
         raise MemoryError("no memory is left")
@@ -288,7 +287,7 @@ def test_results_are_written_after_each_workload_and_one_that_fails_stops_no_oth
         "why_no_gpu": lambda: None,
         "prepare_gpu": lambda: (HOST, HostClock(), 1e9),
         "describe_gpu": lambda: {"gpu": "Some GPU"},
-        "offer_workloads": lambda place, pattern: iter(some),
+        "offer_gpu_workloads": lambda place, pattern: iter(some),
         "measure_first_steps": lambda: {},
         "free_memory": lambda: None,
         "count_free_bytes": lambda: None,
@@ -311,7 +310,7 @@ def test_results_are_written_after_each_workload_and_one_that_fails_stops_no_oth
 def test_bytes_moved_counts_each_array_once_for_each_read_and_write() -> None:
     found = {
         offer.name: run_offer(offer, HostClock(), 1e9, seconds=0, free=None)["bytes_moved"]
-        for offer in offer_workloads(HOST, "*[a-z0]_160m", TINY)
+        for offer in offer_gpu_workloads(HOST, "*[a-z0]_160m", TINY)
     }
     elements = 4 * TINY.large
     assert found == {
@@ -323,16 +322,17 @@ def test_bytes_moved_counts_each_array_once_for_each_read_and_write() -> None:
         ("gpu_sparse_lazyadam", TINY.lookups, 1),
         ("gpu_sparse_lazyadam_10_tables", TINY.lookups_of_each, 10),
     ):
-        [sparse] = offer_workloads(HOST, name, TINY)
-        workload, _ = sparse.make()
-        unique, width = int(workload.description.split("(")[1].split()[0]), TINY.table[1]
+        [sparse] = offer_gpu_workloads(HOST, name, TINY)
+        workload, width = sparse.make(), TINY.table[1]
+        rows, _ = draw_lookups(TINY.table if num_tables == 1 else TINY.tables, given)
+        unique = np.unique(rows).size
         of_each = given * width * 4 + 8 * given + 8 * 3 * unique * width
         assert workload.bytes_moved == num_tables * of_each
         assert 1 < unique < given
 
 
 def test_a_workload_that_does_not_fit_is_not_run() -> None:
-    [offer] = offer_workloads(HOST, "gpu_adam_gpt2")
+    [offer] = offer_gpu_workloads(HOST, "gpu_adam_gpt2")
     found = run_offer(offer, HostClock(), 1e9, seconds=0, free=10**9)
     assert re.fullmatch(r"it needs \d+ GB of memory, and 1 are free", found["not_run"])
     make_table(offer.name, found)
@@ -467,7 +467,7 @@ def test_the_targets_of_a_cpu_are_judged_by_ratios(
     target: Target, measured: float | None, met: bool | None
 ) -> None:
     peer = Timing(1.0, 0, 0, 1.06, 0, None, None, None, 1.3, [])
-    verdict = host_targets.judge(target, {"peer": peer})
+    verdict = targets.judge(target, {"peer": peer})
     assert (verdict.measured, verdict.met) == (measured, met)
 
 

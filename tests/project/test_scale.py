@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.harness import Workload, summarize_all
-from bench.ranks import TARGETS, judge
+from bench.ranks import TARGETS
 from bench.scale import (
     RANKS,
     Network,
@@ -21,6 +21,7 @@ from bench.scale import (
     tree_s,
     wait_s,
 )
+from bench.targets import judge
 
 pytestmark = pytest.mark.internal
 

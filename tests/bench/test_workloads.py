@@ -1,0 +1,62 @@
+"""The workloads of `python -m bench`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from bench import step_path
+from bench.harness import Workload, take_samples
+from bench.targets import judge
+from bench.workloads import TARGETS, offer_host_workloads
+from gpuopt.bench.contenders import Contender, compiled_as_now
+from gpuopt.bench.workloads import NUMPY_ALONE
+
+
+def test_targets_are_of_workloads_with_names_of_their_own() -> None:
+    offers = list(offer_host_workloads())
+    names = [offer.name for offer in offers]
+    assert len(set(names)) == len(names)
+    assert all(target.workload == offer.name for offer in offers for target in offer.targets)
+    assert len(TARGETS) == len({(each.workload, each.quantity, each.against) for each in TARGETS})
+
+
+def test_only_workloads_whose_names_match_are_offered() -> None:
+    offers = offer_host_workloads("host_*_128k")
+    assert [offer.name.split("_")[-1] for offer in offers] == ["128k"] * 5
+    assert not list(offer_host_workloads("momentum*"))
+
+
+def test_a_workload_has_the_name_that_it_was_offered_by_and_contenders_of_its_targets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_path, "_VARIABLES", 5)
+    for offer in offer_host_workloads("step_*"):
+        workload = offer.make()
+        assert workload.name == offer.name
+        assert {target.against for target in offer.targets} < workload.contenders.keys()
+
+
+def test_a_contender_is_prepared_before_each_step() -> None:
+    calls: list[str] = []
+    ours = Contender(lambda: calls.append("step"), None, lambda: calls.append("prepare"))
+    take_samples(Workload("w", "", None, {"gpuopt": ours}), rounds=2)
+    assert calls == ["prepare", "step"] * (len(calls) // 2)
+
+
+def test_numpy_alone_steps_without_compiled_rules() -> None:
+    [offer] = offer_host_workloads("host_momentum_128k")
+    seen = {}
+    with compiled_as_now():
+        for name, contender in offer.make().contenders.items():
+            assert isinstance(contender, Contender)
+            contender.prepare()
+            contender()
+            seen[name] = os.environ["GPUOPT_COMPILED"]
+    assert (seen["gpuopt"], seen[NUMPY_ALONE]) == ("1", "0")
+
+
+def test_a_target_of_a_contender_that_took_no_part_is_not_judged() -> None:
+    target = next(each for each in TARGETS if each.against == "torch fused")
+    assert judge(target, {}).met is None
