@@ -427,7 +427,7 @@ def test_two_stages_are_the_same_one_by_one(
 
 @pytest.mark.parametrize("kind", KINDS)
 @cases(PAIRS, [each for each in DTYPES if each != np.float32])
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(16, stages=len)
 def test_two_stages_of_other_types_are_the_same_one_by_one(
     stages: Sequence[str], dtype: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,10 +438,11 @@ def test_two_stages_of_other_types_are_the_same_one_by_one(
 
 @cache
 def prepare_kernels(dtype: np.dtype) -> None:
-    """Compiles at once what all pairs launch on a GPU, with variables of a type."""
+    """Compiles at once what pairs launch on a GPU, with variables of a type."""
+    pairs = PAIRS if FULL or dtype == np.float32 else COMPILED_OF_16_BITS
 
     def run() -> None:
-        for stages, each in _cases(PAIRS, [dtype]):
+        for stages, each in _cases(pairs, [dtype]):
             variables = _make_variables("mixed", each, fake_cupy)
             optimizer, _, averages = make(stages)
             if averages is not None:  # as they are from the second update on
@@ -457,7 +458,7 @@ def prepare_kernels(dtype: np.dtype) -> None:
 @pytest.mark.usefixtures("emulated_gpus")
 @pytest.mark.parametrize("kind", KINDS)
 @cases(PAIRS, DTYPES if FULL else [np.float32])
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(12, stages=len)
 def test_two_stages_are_the_same_on_an_emulated_gpu(
     stages: Sequence[str], dtype: Any, kind: str
 ) -> None:
@@ -468,8 +469,7 @@ def test_two_stages_are_the_same_on_an_emulated_gpu(
 @pytest.mark.emulator
 @pytest.mark.usefixtures("emulated_gpus")
 @pytest.mark.skipif(FULL, reason="they are among those of all types")
-@cases(PAIRS, [BFLOAT16])
-@pytest.mark.one_in(4)
+@cases(COMPILED_OF_16_BITS, [BFLOAT16])
 def test_two_stages_of_16_bits_are_the_same_on_an_emulated_gpu(
     stages: Sequence[str], dtype: Any
 ) -> None:
