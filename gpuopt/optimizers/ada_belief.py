@@ -10,13 +10,12 @@ import numpy as np
 from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
-    ours,
     update_rule,
 )
 from gpuopt.optimizers.base.caution import CautiousOption
 
 
-@update_rule(cuda=ours("ada_belief.cuh", "AdaBelief"), squares=("s",))
+@update_rule(squares=("s",))
 def ada_belief(
     var: Any,
     grad: Any,

@@ -8,10 +8,10 @@ from typing import Any, Unpack
 import numpy as np
 
 from gpuopt.optimizers.adam import AdamOptimizer
-from gpuopt.optimizers.base import Additions, Hyperparameter, ours, update_rule
+from gpuopt.optimizers.base import Additions, Hyperparameter, update_rule
 
 
-@update_rule(cuda=ours("ada_max.cuh", "AdaMax"), squares=("v",))
+@update_rule(squares=("v",))
 def ada_max(
     var: Any, grad: Any, m: Any, v: Any, *, step_size: Any, beta1: Any, beta2: Any, epsilon: Any
 ) -> None:

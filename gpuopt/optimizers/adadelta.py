@@ -6,10 +6,10 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, ours, update_rule
+from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, update_rule
 
 
-@update_rule(cuda=ours("adadelta.cuh", "Adadelta"), squares=("accum", "accum_update"))
+@update_rule(squares=("accum", "accum_update"))
 def adadelta(
     var: Any,
     grad: Any,

@@ -11,13 +11,12 @@ from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
     RuleOptimizer,
-    ours,
     require_positive,
     update_rule,
 )
 
 
-@update_rule(cuda=ours("adagrad.cuh", "Adagrad"), squares=("accumulator",))
+@update_rule(squares=("accumulator",))
 def adagrad(var: Any, grad: Any, accumulator: Any, *, learning_rate: Any) -> None:
     accumulator += grad * grad
     var -= learning_rate * grad / np.sqrt(accumulator)

@@ -11,14 +11,13 @@ from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
     RuleOptimizer,
-    ours,
     require_positive,
     update_rule,
 )
 from gpuopt.step.step import checked_global_step
 
 
-@update_rule(cuda=ours("adagrad_da.cuh", "AdagradDa"), squares=("gradient_squared_accumulator",))
+@update_rule(squares=("gradient_squared_accumulator",))
 def adagrad_da(
     var: Any,
     grad: Any,

@@ -16,7 +16,6 @@ from gpuopt.optimizers.base import (
     Movement,
     RuleOptimizer,
     Unnamed,
-    ours,
     undoable,
     update_rule,
 )
@@ -35,7 +34,6 @@ DECAYS = {"m": "beta1", "v": "beta2"}
 
 
 @update_rule(
-    cuda=ours("adam.cuh", "Adam"),
     squares=("v",),
     eight_bit=("m", "v"),
     unnamed=Unnamed(DECAYS, Movement("step_size", "m", "v", "epsilon")),

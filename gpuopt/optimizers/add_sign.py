@@ -11,13 +11,12 @@ from gpuopt.optimizers.base import (
     CatchUpOption,
     Hyperparameter,
     Unnamed,
-    ours,
     update_rule,
 )
 from gpuopt.optimizers.base.sign_decay import SignDecayFunction, SignOptimizer
 
 
-@update_rule(cuda=ours("add_sign.cuh", "AddSign"), unnamed=Unnamed({"m": "beta"}))
+@update_rule(unnamed=Unnamed({"m": "beta"}))
 def add_sign(
     var: Any, grad: Any, m: Any, *, learning_rate: Any, alpha: Any, beta: Any, decay: Any
 ) -> None:

@@ -10,13 +10,12 @@ import numpy as np
 from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
-    ours,
     update_rule,
 )
 from gpuopt.optimizers.base.caution import CautiousOption
 
 
-@update_rule(cuda=ours("ams_grad.cuh", "AmsGrad"), squares=("v", "vhat"))
+@update_rule(squares=("v", "vhat"))
 def ams_grad(
     var: Any,
     grad: Any,

@@ -11,7 +11,6 @@ from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
     RuleOptimizer,
-    ours,
     require_not_negative,
     require_number,
     update_rule,
@@ -28,7 +27,7 @@ _STRENGTHS = (
 _SMALLEST_NUMBER = np.finfo(np.float32).tiny
 
 
-@update_rule(cuda=ours("ftrl.cuh", "Ftrl"), squares=("accum",))
+@update_rule(squares=("accum",))
 def ftrl(
     var: Any,
     grad: Any,

@@ -11,7 +11,6 @@ from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
     StepCountingOptimizer,
-    ours,
     update_rule,
 )
 
@@ -37,7 +36,6 @@ def _lamb_terms(
 
 
 @update_rule(
-    cuda=ours("lamb.cuh", "Lamb"),
     squares=("v",),
     sums=("weights_squared", "update_squared"),
     terms=_lamb_terms,

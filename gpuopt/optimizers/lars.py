@@ -11,7 +11,6 @@ from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
     RuleOptimizer,
-    ours,
     require_not_negative,
     update_rule,
 )
@@ -27,7 +26,6 @@ def _lars_terms(var: Any, grad: Any, momentum: Any, **_: Any) -> Sequence[Any]:
 
 
 @update_rule(
-    cuda=ours("lars.cuh", "Lars"),
     sums=("weights_squared", "gradient_squared"),
     terms=_lars_terms,
     degrees=(0, 2),
@@ -53,7 +51,7 @@ def lars(
     _move(var, learning_rate * (grad + weight_decay * var), momentum, decay, is_nesterov)
 
 
-@update_rule(cuda=ours("lars.cuh", "UnscaledLars"))
+@update_rule
 def unscaled_lars(
     var: Any, grad: Any, momentum: Any, *, learning_rate: Any, decay: Any, is_nesterov: Any
 ) -> None:

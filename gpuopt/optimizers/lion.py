@@ -11,13 +11,12 @@ from gpuopt.optimizers.base import (
     AllDigitsOptimizer,
     Common,
     Hyperparameter,
-    ours,
     update_rule,
 )
 from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
 
 
-@update_rule(cuda=ours("lion.cuh", "Lion"), eight_bit=("m",))
+@update_rule(eight_bit=("m",))
 def lion(var: Any, grad: Any, m: Any, *, learning_rate: Any, beta1: Any, beta2: Any) -> None:
     var -= learning_rate * np.sign(beta1 * m + (1 - beta1) * grad)
     m += (1 - beta2) * (grad - m)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, ours, update_rule
+from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, update_rule
 
 
-@update_rule(cuda=ours("momentum.cuh", "Momentum"), eight_bit=("momentum",))
+@update_rule(eight_bit=("momentum",))
 def momentum(var: Any, grad: Any, momentum: Any, *, learning_rate: Any, decay: Any) -> None:
     momentum *= decay
     momentum += grad
     var -= learning_rate * momentum
 
 
-@update_rule(cuda=ours("momentum.cuh", "NesterovMomentum"), eight_bit=("momentum",))
+@update_rule(eight_bit=("momentum",))
 def nesterov_momentum(
     var: Any, grad: Any, momentum: Any, *, learning_rate: Any, decay: Any
 ) -> None:

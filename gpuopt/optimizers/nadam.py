@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpuopt.optimizers.adam import DECAYS, AdamOptimizer
-from gpuopt.optimizers.base import Unnamed, ours, update_rule
+from gpuopt.optimizers.base import Unnamed, update_rule
 
 
-@update_rule(cuda=ours("nadam.cuh", "Nadam"), squares=("v",))
+@update_rule(squares=("v",))
 def nadam(
     var: Any,
     grad: Any,
@@ -29,7 +29,7 @@ def nadam(
     var -= (gradient_step * grad + average_step * m) / (np.sqrt(v) + epsilon)
 
 
-@update_rule(cuda=ours("nadam.cuh", "NadamDecay"), squares=("v",), unnamed=Unnamed(DECAYS))
+@update_rule(squares=("v",), unnamed=Unnamed(DECAYS))
 def nadam_decay(var: Any, grad: Any, m: Any, v: Any, *, beta1: Any, beta2: Any) -> None:
     m *= beta1
     v *= beta2

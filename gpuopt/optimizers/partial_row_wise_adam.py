@@ -11,14 +11,12 @@ from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
     StepCountingOptimizer,
-    ours,
     update_rule,
 )
 from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
 
 
 @update_rule(
-    cuda=ours("partial_row_wise_adam.cuh", "PartialRowWiseAdam"),
     squares=("v",),
     row_slots=("v",),
 )

@@ -13,7 +13,6 @@ from gpuopt.optimizers.base import (
     CatchUpOption,
     Hyperparameter,
     Unnamed,
-    ours,
     require_positive,
     update_rule,
 )
@@ -21,7 +20,7 @@ from gpuopt.optimizers.base.hyperparameters import with_all_digits
 from gpuopt.optimizers.base.sign_decay import SignDecayFunction, SignOptimizer
 
 
-@update_rule(cuda=ours("power_sign.cuh", "PowerSign"), unnamed=Unnamed({"m": "beta"}))
+@update_rule(unnamed=Unnamed({"m": "beta"}))
 def power_sign(
     var: Any, grad: Any, m: Any, *, learning_rate: Any, exponent: Any, beta: Any
 ) -> None:

@@ -11,13 +11,12 @@ from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
     RuleOptimizer,
-    ours,
     require_positive,
     update_rule,
 )
 
 
-@update_rule(cuda=ours("proximal_adagrad.cuh", "ProximalAdagrad"), squares=("accumulator",))
+@update_rule(squares=("accumulator",))
 def proximal_adagrad(
     var: Any, grad: Any, accumulator: Any, *, learning_rate: Any, l1: Any, l2: Any
 ) -> None:

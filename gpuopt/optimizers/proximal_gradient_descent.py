@@ -6,10 +6,10 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, ours, update_rule
+from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, update_rule
 
 
-@update_rule(cuda=ours("proximal_gradient_descent.cuh", "ProximalGradientDescent"))
+@update_rule
 def proximal_gradient_descent(var: Any, grad: Any, *, learning_rate: Any, l1: Any, l2: Any) -> None:
     var -= learning_rate * grad
     threshold = learning_rate * l1

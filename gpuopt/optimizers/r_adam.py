@@ -10,7 +10,6 @@ import numpy as np
 from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
-    ours,
     update_rule,
 )
 from gpuopt.optimizers.base.caution import CautiousOption
@@ -19,7 +18,7 @@ from gpuopt.optimizers.base.caution import CautiousOption
 _FEWEST = 5.0
 
 
-@update_rule(cuda=ours("r_adam.cuh", "RAdam"), squares=("v",))
+@update_rule(squares=("v",))
 def r_adam(
     var: Any,
     grad: Any,

@@ -10,11 +10,11 @@ from typing import Any, Unpack
 import numpy as np
 
 from gpuopt.optimizers.adagrad import AdagradOptimizer
-from gpuopt.optimizers.base import Additions, Hyperparameter, ours, update_rule
+from gpuopt.optimizers.base import Additions, Hyperparameter, update_rule
 from gpuopt.rules.update_rule import UpdateRule
 
 
-@update_rule(cuda=ours("reg_adagrad.cuh", "FrozenAdagrad"), squares=("accumulator",))
+@update_rule(squares=("accumulator",))
 def frozen_adagrad(var: Any, grad: Any, accumulator: Any, *, learning_rate: Any) -> None:
     var -= learning_rate * grad / np.sqrt(accumulator)
 

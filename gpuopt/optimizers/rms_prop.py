@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, ours, update_rule
+from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, update_rule
 
 
-@update_rule(cuda=ours("rms_prop.cuh", "RmsProp"), squares=("rms",))
+@update_rule(squares=("rms",))
 def rms_prop(
     var: Any,
     grad: Any,
@@ -28,7 +28,7 @@ def rms_prop(
     var -= momentum
 
 
-@update_rule(cuda=ours("rms_prop.cuh", "CenteredRmsProp"), squares=("rms",))
+@update_rule(squares=("rms",))
 def centered_rms_prop(
     var: Any,
     grad: Any,

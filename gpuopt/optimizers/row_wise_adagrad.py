@@ -11,7 +11,6 @@ from gpuopt.optimizers.base import (
     AllDigitsOptimizer,
     Common,
     Hyperparameter,
-    ours,
     require_not_negative,
     require_number,
     update_rule,
@@ -20,7 +19,6 @@ from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
 
 
 @update_rule(
-    cuda=ours("row_wise_adagrad.cuh", "RowWiseAdagrad"),
     squares=("accumulator",),
     row_slots=("accumulator",),
 )

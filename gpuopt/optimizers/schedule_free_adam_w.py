@@ -7,11 +7,11 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizers.base import Common, Hyperparameter, ours, update_rule
+from gpuopt.optimizers.base import Common, Hyperparameter, update_rule
 from gpuopt.optimizers.base.schedule_free import ScheduleFreeOptimizer
 
 
-@update_rule(cuda=ours("schedule_free_adam_w.cuh", "ScheduleFreeAdamW"), squares=("v",))
+@update_rule(squares=("v",))
 def schedule_free_adam_w(
     var: Any,
     grad: Any,

@@ -7,11 +7,11 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizers.base import Common, Hyperparameter, ours, update_rule
+from gpuopt.optimizers.base import Common, Hyperparameter, update_rule
 from gpuopt.optimizers.base.schedule_free import ScheduleFreeOptimizer
 
 
-@update_rule(cuda=ours("schedule_free_sgd.cuh", "ScheduleFreeSgd"))
+@update_rule
 def schedule_free_sgd(
     var: Any,
     grad: Any,

@@ -11,17 +11,16 @@ from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
     StepCountingOptimizer,
-    ours,
     update_rule,
 )
 
 
-@update_rule(cuda=ours("torch_sgd.cuh", "TorchSgd"))
+@update_rule
 def torch_sgd(var: Any, grad: Any, *, learning_rate: Any, weight_decay: Any) -> None:
     var -= learning_rate * (grad + weight_decay * var)
 
 
-@update_rule(cuda=ours("torch_sgd.cuh", "TorchMomentum"))
+@update_rule
 def torch_momentum(
     var: Any,
     grad: Any,
@@ -37,7 +36,7 @@ def torch_momentum(
     var -= learning_rate * momentum
 
 
-@update_rule(cuda=ours("torch_sgd.cuh", "TorchNesterov"))
+@update_rule
 def torch_nesterov(
     var: Any, grad: Any, momentum: Any, *, learning_rate: Any, weight_decay: Any, decay: Any
 ) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from importlib.resources.abc import Traversable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,15 +20,29 @@ class DerivedRule(UpdateRule):
 
     Attributes:
         base: The other rule.
-        header: Has the functor that is made of the other rule's.
+        template: Of the functor that is made of the other rule's.
+        header: Has this template.
     """
 
     base: UpdateRule = field(kw_only=True)
+    template: str = field(kw_only=True)
     header: str = field(kw_only=True)
 
     @property
-    def headers(self) -> tuple[str, ...]:
-        return (*self.base.headers, self.header)
+    def functor(self) -> str:
+        return f"{self.template}<{self.base.functor}>"
+
+    @property
+    def definitions(self) -> tuple[str, ...]:
+        return (*self.base.definitions, f'#include "{self.header}"')
+
+    @property
+    def include_folders(self) -> tuple[Traversable, ...]:
+        return self.base.include_folders
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (*self.base.fields, *self.scalars[len(self.base.scalars) :])
 
 
 def derive(
@@ -60,7 +75,6 @@ def derive(
         stored: See `UpdateRule`; that of `base` if there is none.
     """
     name = apply.__name__
-    functor = f"gpuopt::{name.title().replace('_', '')}"
     apply.__name__ = f"{name}_{base.name}"
     apply.__module__ = base.apply.__module__
     all_sums = sums or base.sums
@@ -68,7 +82,7 @@ def derive(
         apply,
         (*slots, *base.slots),
         (*base.scalars, *scalars),
-        base.cuda and replace(base.cuda, functor=f"{functor}<{base.cuda.functor}>"),
+        None,
         base.squares,
         all_sums,
         terms if all_sums else None,
@@ -79,5 +93,6 @@ def derive(
         is_averaged=is_averaged or base.is_averaged,
         stored=stored or base.stored,
         base=base,
+        template=f"gpuopt::{name.title().replace('_', '')}",
         header=header,
     )

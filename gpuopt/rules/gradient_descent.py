@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuopt.rules.sources import ours
 from gpuopt.rules.update_rule import update_rule
 
 
-@update_rule(cuda=ours("gradient_descent.cuh", "GradientDescent"))
+@update_rule
 def gradient_descent(var: Any, grad: Any, *, learning_rate: Any) -> None:
     """Subtracts the gradient, times a number."""
     var -= learning_rate * grad

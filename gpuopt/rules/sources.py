@@ -22,7 +22,7 @@ _copies: dict[Traversable, TemporaryFolder] = {}
 class CudaSource:
     """The CUDA form of a rule: a functor, and the header that defines it.
 
-    The header is plain C++17 in a form like those in gpuopt's `kernels/rules/`. It may include
+    The header is plain C++17, as the guide on packages of one's own shows it. It may include
     gpuopt's headers, as in `#include "shared/math.cuh"`, and others below its own folder.
 
     Attributes:
@@ -73,11 +73,6 @@ def kernel_root() -> Traversable:
     if checkout.is_dir():
         return checkout
     raise FileNotFoundError("gpuopt was installed without its kernels/ folder: reinstall it")
-
-
-def ours(header: str, functor: str) -> CudaSource:
-    """Returns the CUDA form of a rule in gpuopt itself: a functor of a header in kernels/rules/."""
-    return CudaSource(kernel_root(), f"rules/{header}", f"gpuopt::{functor}")
 
 
 def on_disk(folder: Traversable) -> Path:

@@ -18,8 +18,7 @@ def refuse_by_trial(rule: UpdateRule) -> None:
 
     Raises:
         TypeError: the rule returns something.
-        ValueError: it writes to none of its arrays, or to a slot of rows what differs within rows;
-            or its sums are not of the degrees that it names.
+        ValueError: it writes to none of its arrays, or to a slot of rows what differs within rows.
     """
     returned, error, has_effect = _try_out(rule, rule.row_slots)
     if error is not None:
@@ -35,8 +34,6 @@ def refuse_by_trial(rule: UpdateRule) -> None:
             f"{rule.name} writes to none of its arrays, so it would train nothing: write "
             "`var -= ...` or `var[...] = ...` for `var = ...`"
         )
-    if rule.degrees:
-        _refuse_other_degrees(rule)
 
 
 class _Trial(NamedTuple):
@@ -87,7 +84,7 @@ def _refuse_elements_in_row_slots(rule: UpdateRule) -> None:
             )
 
 
-def _refuse_other_degrees(rule: UpdateRule) -> None:
+def refuse_other_degrees(rule: UpdateRule) -> None:
     """Compares what a rule sums of a gradient, and of twice as much beside other slots."""
     var, grad = np.array([0.5, 2.0, -1.0, 10.0]), np.array([-50.0, -0.25, 0.75, 3.0])
     with np.errstate(all="ignore"):

@@ -12,9 +12,11 @@ from typing import Any, overload
 import numpy as np
 
 from gpuopt.computed_once import computed_once
+from gpuopt.rules.emitted import Functor, emit, field_name
 from gpuopt.rules.shift import Shift, shift_of
 from gpuopt.rules.sources import CudaSource, kernel_root
-from gpuopt.rules.trial import refuse_by_trial
+from gpuopt.rules.tracing import Program, Rank, trace
+from gpuopt.rules.trial import refuse_by_trial, refuse_other_degrees
 from gpuopt.rules.unnamed import Unnamed
 
 # The scalar of a row-wise rule that each row has for itself.
@@ -29,17 +31,16 @@ def row_shape(shape: Sequence[int]) -> tuple[int, ...]:
 # Compared and hashed by identity, which is fast: each launch finds its kernel by the rule.
 @dataclass(frozen=True, eq=False)
 class UpdateRule:
-    """The numpy form of a rule, and where its CUDA form is.
+    """A rule: a function of numpy, and the functor in C++ that is traced from it.
 
     Attributes:
-        apply: The numpy form. Takes flat chunks of any length and updates `var` and its slots in
+        apply: The function. Takes flat chunks of any length and updates `var` and its slots in
             place; the gradient is read-only. It must depend on its arguments alone: for large
             arrays its numpy calls are recorded, once for the same scalars, and replayed. If it is
             row-wise, it takes rows, [num_rows, row_width], and a slot's numbers as [num_rows, 1].
-        slots: Slot names, in the order both forms take them.
-        scalars: Per-step scalar names, in the order both forms take them.
-        cuda: The CUDA form. Without one, the rule updates variables in host memory alone, and is
-            not compiled there.
+        slots: Slot names, in order.
+        scalars: Per-step scalar names, in order.
+        cuda: A functor of the user's own, which is taken instead.
         squares: The slots that sum or average squares, or keep the largest, and so are never
             below 0.
         sums: Scalars, one after the other, that the optimizer does not give: each variable has its
@@ -87,28 +88,93 @@ class UpdateRule:
         """How its step depends on where the variable is; None if in any other way than these."""
         return shift_of(self)
 
-    def require_cuda(self, to_update: str = "variables on a GPU") -> CudaSource:
-        """Returns the CUDA form.
+    @computed_once
+    def own_functor(self) -> Functor:
+        """The functor in C++: the user's own, or one that is traced."""
+        if self.cuda is not None:
+            return Functor(self.cuda.functor, f'#include "{self.cuda.header}"')
+        counts = {"num_slots": len(self.slots)}
+        counts |= {"num_row_slots": len(self.row_slots)} if self.row_slots else {}
+        counts |= {"num_sums": len(self.sums)} if self.sums else {}
+        reals = [np.dtype(real) for real in (np.float32, np.float64)]
+        return emit(
+            self.name,
+            self.slots,
+            dict(zip(self.scalars, self.fields, strict=True)),
+            counts,
+            self.degrees,
+            {real.name: self.traced(real) for real in reals},
+            {real.name: self.traced_terms(real) for real in reals} if self.sums else {},
+        )
 
-        Args:
-            to_update: What it is needed for, in the words of the error.
+    def traced(self, real: np.dtype[Any]) -> Program:
+        """Returns what the rule does, as a program of arrays of a type.
 
         Raises:
-            NotImplementedError: the rule has no CUDA form.
+            TypeError: it is not arithmetic on elements, or it returns something.
+            ValueError: it writes to a slot of rows what differs within rows.
         """
-        if self.cuda is None:
-            raise NotImplementedError(
-                f'the update rule "{self.name}" of {self.apply.__module__} cannot update '
-                f"{to_update}, as it has no CUDA form: name one by "
-                "@update_rule(cuda=gpuopt.CudaSource(folder, header, functor)), or keep the "
-                "variables in host memory"
-            )
-        return self.cuda
+
+        def step(given: Mapping[str, Any]) -> None:
+            returned: Any = self._call(self.apply, given)
+            if returned is not None:
+                raise TypeError(
+                    f"{self.name}: an update rule writes into its arrays and returns nothing, got "
+                    f"{type(returned).__name__}: write `var -= ...` for `return var - ...`"
+                )
+
+        return self._trace(step, real)
+
+    def traced_terms(self, real: np.dtype[Any]) -> Program:
+        """Returns what the rule sums, likewise."""
+        return self._trace(partial(self._call, self.terms), real)
+
+    def _call(self, function: Any, given: Mapping[str, Any]) -> Any:
+        var, grad, *slots = (given[name] for name in ("var", "grad", *self.slots))
+        return function(var, grad, *slots, **{name: given[name] for name in self.scalars})
+
+    def _trace(self, function: Callable[..., Any], real: np.dtype[Any]) -> Program:
+        arrays = {
+            name: Rank.ROW if name in self.row_slots else Rank.ELEMENT
+            for name in ("var", "grad", *self.slots)
+        }
+        scalars = dict.fromkeys(self.scalars, Rank.UNIFORM)
+        if self.row_slots:
+            scalars[MEAN_SQUARE] = Rank.ROW
+        read_only = {"grad": "the gradient"}
+        if self.row_slots:
+            read_only[MEAN_SQUARE] = f"the scalar {MEAN_SQUARE}"
+        return trace(self.name, function, arrays, scalars, real, read_only)
+
+    @property
+    def cpp(self) -> str:
+        """What GPUs and compilers for the CPU get: C++ whose statements name lines of Python."""
+        return "\n".join(self.definitions)
+
+    @property
+    def functor(self) -> str:
+        """The name of the functor in C++."""
+        return self.own_functor.name
+
+    @property
+    def definitions(self) -> tuple[str, ...]:
+        """C++ that defines the functor, piece by piece."""
+        return (self.own_functor.definition,)
 
     @property
     def include_folders(self) -> tuple[Traversable, ...]:
         """The folders where compilers look for headers: gpuopt's first, then the rule's own."""
-        return tuple(dict.fromkeys((kernel_root(), self.require_cuda().folder)))
+        own = [] if self.cuda is None else [self.cuda.folder]
+        return tuple(dict.fromkeys((kernel_root(), *own)))
+
+    @computed_once
+    def fields(self) -> tuple[str, ...]:
+        """What its scalars are called in C++."""
+        return tuple(
+            # Loops over rows write it, also for forms of users' own.
+            name if self.cuda is not None or name == MEAN_SQUARE else field_name(name, place)
+            for place, name in enumerate(self.scalars)
+        )
 
     def slot_shape(self, slot: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of a slot of a variable of `shape`."""
@@ -123,18 +189,13 @@ class UpdateRule:
         return grad
 
     @property
-    def headers(self) -> tuple[str, ...]:
-        """What C++ includes to have the CUDA form."""
-        return (self.require_cuda().header,)
-
-    @property
     def assertions(self) -> list[str]:
-        """C++ that compiles if the CUDA form has as many slots of rows, and sums, as this one.
+        """C++ that compiles if the functor has as many slots of rows, and sums, as this rule.
 
         And if the sums' degrees are the same. It needs `shared/counts.cuh`. There is a line for
         each other number that can be: so a message has both.
         """
-        functor = self.require_cuda().functor
+        functor = self.functor
         lines = []
         for what, constant, names, most in (
             ("slots of rows", "num_row_slots", self.row_slots, len(self.slots)),
@@ -163,18 +224,14 @@ class UpdateRule:
 
     @property
     def include(self) -> str:
-        """C++ that includes the CUDA form, and compiles only if its slots and scalars fit."""
-        source = self.require_cuda()
+        """C++ that defines the functor, and compiles only if its slots and scalars fit."""
         slots, scalars = ", ".join(self.slots), ", ".join(self.scalars)
         as_many = f"not as many as the {{}} of {self.name} in Python"
         checks = [
-            (
-                f"{source.functor}::num_slots == {len(self.slots)}",
-                as_many.format(f"slots ({slots})"),
-            )
+            (f"{self.functor}::num_slots == {len(self.slots)}", as_many.format(f"slots ({slots})"))
         ]
         for real in ("float", "double"):
-            struct = f"{source.functor}::Scalars<{real}>"
+            struct = f"{self.functor}::Scalars<{real}>"
             checks.append(
                 (
                     f"sizeof({struct}) / sizeof({real}) == {len(self.scalars)}",
@@ -186,9 +243,9 @@ class UpdateRule:
                     f"__builtin_offsetof({struct}, {name}) == {place} * sizeof({real})",
                     f"not in the order of the scalars ({scalars}) of {self.name} in Python",
                 )
-                for place, name in enumerate(self.scalars)
+                for place, name in enumerate(self.fields)
             ]
-        lines = [f'#include "{header}"' for header in ("shared/counts.cuh", *self.headers)]
+        lines = ['#include "shared/counts.cuh"', *self.definitions]
         lines += [f'static_assert({check}, "{what}");' for check, what in checks]
         return "\n".join([*lines, *self.assertions]) + "\n"
 
@@ -224,26 +281,27 @@ def update_rule(
     eight_bit: Sequence[str] = (),
     degrees: Sequence[int] = (),
 ) -> UpdateRule | Callable[[Callable[..., None]], UpdateRule]:
-    """Makes an update rule of its numpy form; a decorator, with or without arguments.
+    """Makes an update rule of a function of numpy; a decorator, with or without arguments.
 
     The signature is the rule's contract: after `var` and `grad`, positional parameters are slots
     and keyword-only parameters are scalars. The rule writes in place, as `var -= ...` does: with
-    `var = ...`, the name only gets another array. It is called once with a few numbers, to see
-    that it does.
+    `var = ...`, the name only gets another array. It is arithmetic on elements: it is called with
+    stand-ins, and what it does to them is what GPUs do, and what is compiled for the CPU.
 
     Args:
-        apply: The numpy form.
-        cuda: Where the CUDA form is. With it, the rule also runs on GPUs, and compiled on the CPU.
+        apply: The function.
+        cuda: Where a form of your own in CUDA is, which GPUs and compilers for the CPU get instead
+            of what is traced.
         squares: The names of the slots that sum or average squares. A state that has numbers below
             0 there is not restored.
         sums: The names of scalars that stand side by side: they are sums over a whole variable.
-            The CUDA form then has `num_sums`, and `terms` beside `apply`.
+            A form of your own then has `num_sums`, and `terms` beside `apply`.
         terms: A function of the rule's arguments that returns an array for each of `sums`, whose
             elements are summed before the rule is applied.
         row_slots: The names of the last slots, if they have one number for each row. The rule then
             takes the scalar `mean_square`: the mean of a row's squared gradients, of each row its
-            own. What it writes to these slots follows from them and the scalars alone. The CUDA
-            form then has `num_row_slots`.
+            own. What it writes to these slots follows from them and the scalars alone. A form of
+            your own then has `num_row_slots`.
         unnamed: What the rule does where the gradient is 0. An optimizer of which it is the
             `rule_of_other_rows` then takes `catch_up`.
         eight_bit: The names of the slots that may be stored in 8 bits: small errors of theirs do
@@ -251,12 +309,13 @@ def update_rule(
             `slot_bits`.
         degrees: The degree of each sum in the gradient, if all are over the variable and the
             gradient alone: terms of `c * grad` are `c ** degree` of those of `grad`. A GPU can then
-            add them up as it measures gradients for `clip_norm`, before their factor is known. The
-            CUDA form then has a `degree(sum)`.
+            add them up as it measures gradients for `clip_norm`, before their factor is known. A
+            form of your own then has a `degree(sum)`.
 
     Raises:
         TypeError: the signature does not have this form, `cuda` is no CudaSource, the rule
-            returns something, or only one of `sums` and `terms` is given.
+            returns something or is no arithmetic on elements (with the file and the line), or only
+            one of `sums` and `terms` is given.
         ValueError: the rule writes to none of its arrays, `squares` or `eight_bit` names no slot,
             `sums` are no scalars side by side, or `degrees` are not theirs; or `row_slots` are not
             the last slots, or the rule has sums beside them, takes no `mean_square`, or writes to
@@ -336,8 +395,31 @@ def _rule_of(
         eight_bit,
         degrees=degrees,
     )
-    refuse_by_trial(rule)
+    if cuda is not None:
+        refuse_by_trial(rule)
+    elif not f"{apply.__module__}".startswith(
+        "gpuopt."
+    ):  # ours are tested; imports are to be quick
+        _refuse_by_trace(rule)
+    if degrees:
+        refuse_other_degrees(rule)
     return rule
+
+
+def _refuse_by_trace(rule: UpdateRule) -> None:
+    """Raises what `traced` does, and ValueError if the rule writes nothing."""
+    real = np.dtype(np.float32)
+    try:
+        stores = rule.traced(real).stores
+        if rule.sums:
+            rule.traced_terms(real)
+    except NameError:  # of a function that stands below the rule: the first step traces again
+        return
+    if not stores:
+        raise ValueError(
+            f"{rule.name} writes to none of its arrays, so it would train nothing: write "
+            "`var -= ...` or `var[...] = ...` for `var = ...`"
+        )
 
 
 def _is_degree(value: Any) -> bool:

@@ -58,10 +58,9 @@ def run(project: Path, *arguments: str) -> str:
     return finished.stdout
 
 
-def test_the_page_has_four_pieces() -> None:
+def test_the_page_has_three_pieces() -> None:
     assert [Path(path).name for path in steps()] == [
         "sign_descent.py",
-        "sign_descent.cuh",
         "textbook.py",
         "__init__.py",
     ]

@@ -83,9 +83,19 @@ def _decays_after_it_is_read(var, grad, m, *, rate, decay):
     var -= decayed
 
 
+def _changes_elements(var, grad, m, *, rate, decay):
+    var[...] -= rate * grad
+
+
+def _stores_the_difference(var, grad, m, *, rate, decay):
+    var[...] = var - rate * grad
+
+
 SHIFTS: dict[Callable[..., None], Shift] = {
     _adds: Shift(None),
     _decays_after_it_is_read: Shift("decay"),
+    _changes_elements: Shift(None),
+    _stores_the_difference: Shift(None),
 }
 
 
@@ -96,12 +106,6 @@ def test_rules_of_users_that_shift(apply: Callable[..., None]) -> None:
 
 def _by_a_branch(var, grad, m, *, rate, decay):
     if rate > 100:
-        var -= decay * var
-    var -= rate * grad
-
-
-def _by_a_number(var, grad, m, *, rate, decay):
-    if float(rate) > 100:
         var -= decay * var
     var -= rate * grad
 
@@ -152,25 +156,9 @@ def _by_a_choice(var, grad, m, *, rate, decay):
     var -= rate * np.where(np.abs(var) > 1, grad, 0)
 
 
-def _by_elements(var, grad, m, *, rate, decay):
-    var[...] -= rate * grad
-
-
-def _by_another_result(var, grad, m, *, rate, decay):
-    var[...] = var - rate * grad
-
-
-def _by_a_mask(var, grad, m, *, rate, decay):
-    np.subtract(var, rate * grad, out=var, where=var > 0)
-
-
 def _by_itself(var, grad, m, *, rate, decay):
     var -= var
     var -= rate * grad
-
-
-def _by_a_list(var, grad, m, *, rate, decay):
-    var -= rate * np.mean([grad, var], axis=0)
 
 
 def _by_whatever_can_be_done(var, grad, m, *, rate, decay):
@@ -185,15 +173,6 @@ def _by_its_type(var, grad, m, *, rate, decay):
     if isinstance(var, np.ndarray):
         m[...] = var
     var -= rate * grad
-
-
-def _by_an_attribute(var, grad, m, *, rate, decay):
-    var -= rate * getattr(var, "clip", lambda low, high: grad)(0, 1)
-
-
-def _by_a_type_of_its_own(var, grad, m, *, rate, decay):
-    if type(var) is np.ndarray:
-        var -= rate * (grad + np.sign(var))
 
 
 READERS = [each for name, each in globals().copy().items() if name.startswith("_by_")]

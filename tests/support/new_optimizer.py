@@ -1,6 +1,6 @@
 """Adds an optimizer: make new-optimizer NAME=Grams, once before it is filled in and once after.
 
-The first call writes module, header, textbook function, exports, the entry of its page and a line
+The first call writes module, textbook function, exports, the entry of its page and a line
 of the changelog, with `FILL IN` where something is left to write: a test fails as long as it is.
 The second call writes what follows from them: the tuned rate, pages, pictures and public names.
 """
@@ -30,12 +30,11 @@ from gpuopt.optimizers.base import (
     AllDigitsOptimizer,
     Common,
     Hyperparameter,
-    ours,
     update_rule,
 )
 
 
-@update_rule(cuda=ours("{module}.cuh", "{name}"))
+@update_rule
 def {module}(var: Any, grad: Any, *, learning_rate: Any) -> None:
     # FILL IN the slots after grad, the scalars after *, and the formula, which writes in place.
     raise NotImplementedError("gpuopt/optimizers/{module}.py: FILL IN the formula of {name}")
@@ -61,30 +60,6 @@ class {name}Optimizer(AllDigitsOptimizer):
     def __init__(self, learning_rate: Hyperparameter = 0.001, **common: Unpack[Common]) -> None:
         super().__init__(common, learning_rate=learning_rate)
 '''
-
-HEADER = """// {name} (FILL IN authors, year, algorithm).
-// Mirrors `{module}` in gpuopt/optimizers/{module}.py.
-#pragma once
-#include "../shared/math.cuh"
-
-namespace gpuopt {{
-
-struct {name} {{
-  static constexpr int num_slots = 0;
-
-  template <class Real>
-  struct Scalars {{
-    Real learning_rate;
-  }};
-
-  template <class Real>
-  GPUOPT_INLINE static void apply(Real& var, Real grad, Real*, const Scalars<Real>& s) {{
-#error "kernels/rules/{module}.cuh: FILL IN the slots, the scalars and the formula of {name}"
-  }}
-}};
-
-}}  // namespace gpuopt
-"""
 
 TEXTBOOK = '''
 
@@ -157,8 +132,6 @@ def names() -> list[str]:
 def write_pieces(name: str, module: str) -> None:
     """Writes what has to be filled in, and exports it."""
     (ROOT / OPTIMIZERS / f"{module}.py").write_text(RULE.format(name=name, module=module))
-    header = HEADER.format(name=name, module=module)
-    (ROOT / "kernels/rules" / f"{module}.cuh").write_text(header)
     with (ROOT / "tests/support/textbook.py").open("a") as textbook:
         textbook.write(TEXTBOOK.format(name=name, module=module))
     export = EXPORT.format(name=name, module=module)
@@ -195,7 +168,6 @@ def left(name: str) -> list[Place]:
     module = module_of(name)
     return [
         *places(f"{OPTIMIZERS}/{module}.py", ""),
-        *places(f"kernels/rules/{module}.cuh", ""),
         *places("tests/support/textbook.py", rf"^def {module}\((?:.*\n)*?(?=\n\n|\Z)"),
         *places("tests/support/optimizer_page/entries.py", rf'^    "{name}Optimizer": .*$'),
         *places("CHANGELOG.md", rf"^- {name}: .*$"),

@@ -26,7 +26,7 @@ def compile_together(
         architecture: As "sm_90".
         instead: A folder with other sources in the place of `kernels/`.
     """
-    lines = dict.fromkeys(line for kernel in group for line in kernel.source.splitlines())
+    pieces = dict.fromkeys(piece for kernel in group for piece in kernel.pieces)
     folders = dict.fromkeys(
         on_disk(folder) for kernel in group for folder in kernel.include_folders
     )
@@ -35,7 +35,7 @@ def compile_together(
             instead if folder == on_disk(kernel_root()) else folder: None for folder in folders
         }
     names = tuple(kernel.expression for kernel in group)
-    return _compile("\n".join(lines), names, tuple(folders), architecture)
+    return _compile("\n".join(pieces), names, tuple(folders), architecture)
 
 
 @functools.cache

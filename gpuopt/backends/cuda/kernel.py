@@ -74,11 +74,15 @@ class Kernel:
         return [rule for rule in (self.rule, self.other_rows) if rule is not None]
 
     @property
-    def includes(self) -> list[str]:
-        """The files that a translation unit needs, the function's own last."""
-        of_rules = [header for rule in self.rules for header in rule.headers]
-        own = self.file or f"{self.function}.cu"
-        return ["shared/declared.cuh", "shared/counts.cuh", *of_rules, own]
+    def own_file(self) -> str:
+        """The file where the function stands."""
+        return self.file or f"{self.function}.cu"
+
+    @property
+    def definitions(self) -> list[str]:
+        """C++ that a translation unit needs before the function's own file, piece by piece."""
+        shared = ['#include "shared/declared.cuh"', '#include "shared/counts.cuh"']
+        return [*shared, *(each for rule in self.rules for each in rule.definitions)]
 
     @property
     def include_folders(self) -> tuple[Traversable, ...]:
@@ -111,11 +115,15 @@ class Kernel:
             lines.append(_assertion(f"{name} == {value}", f"{name} as {value}"))
         return [*lines, *(line for rule in self.rules for line in rule.assertions)]
 
+    @property
+    def pieces(self) -> list[str]:
+        """C++ that has the function, and compiles only if it is as declared, piece by piece."""
+        return [*self.definitions, f'#include "{self.own_file}"', *self.assertions]
+
     @computed_once
     def source(self) -> str:
-        """A translation unit that has the function, and compiles only if it is as declared."""
-        includes = [f'#include "{file}"' for file in self.includes]
-        return "".join(f"{line}\n" for line in [*includes, *self.assertions])
+        """A translation unit of these pieces."""
+        return "".join(f"{piece}\n" for piece in self.pieces)
 
     def check_names(self, given: Collection[str]) -> None:
         """Raises TypeError if an argument is missing or unknown."""

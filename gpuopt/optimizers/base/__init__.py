@@ -13,7 +13,7 @@ from gpuopt.optimizers.base.hyperparameters import (
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer, undoable
 from gpuopt.optimizers.base.step_counting import StepCountingOptimizer
 from gpuopt.rules.catch_up import CatchUpOption
-from gpuopt.rules.sources import CudaSource, ours
+from gpuopt.rules.sources import CudaSource
 from gpuopt.rules.unnamed import Movement, Unnamed
 from gpuopt.rules.update_rule import UpdateRule, update_rule
 
@@ -31,7 +31,6 @@ __all__ = [
     "StepCountingOptimizer",
     "Unnamed",
     "UpdateRule",
-    "ours",
     "require_not_negative",
     "require_number",
     "require_positive",

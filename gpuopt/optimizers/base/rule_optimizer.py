@@ -527,10 +527,6 @@ class RuleOptimizer(Optimizer):
             ) from None
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
-        if self.rule.cuda is None:
-            for variable in var_list:
-                if variable.device.kind == "gpu" and not self._overrides_apply_hook():
-                    self.rule.require_cuda(f'"{variable.name}" on {variable.device}')
         if self.slot_codes is not None:
             for variable in var_list:
                 create_coded_slots(self.state, variable, self.slot_codes)

@@ -185,7 +185,7 @@ def test_a_users_rule_may_use_any_function_of_elements() -> None:
         ("array.mean", lambda var, grad: grad.mean()),
         ("conversion", lambda var, grad: np.float64(grad)),
         (r"array\[0\]", lambda var, grad: var.__setitem__(0, 1)),
-        ("as a keyword argument", lambda var, grad: np.add(var, 1, where=grad)),
+        (r"np\.add with where=", lambda var, grad: np.add(var, 1, where=grad)),
     ],
 )
 def test_a_rule_that_is_not_elementwise_is_refused_by_name(what: str, body: Any) -> None:
@@ -194,7 +194,7 @@ def test_a_rule_that_is_not_elementwise_is_refused_by_name(what: str, body: Any)
         body(var, grad)
 
     with pytest.raises(TypeError, match=f"^apply: .*{what}"):
-        recorded_rules(update_rule(apply), np.dtype(np.float32), [{}])
+        update_rule(apply)
 
 
 def test_a_rule_is_recorded_again_only_for_other_scalars() -> None:
@@ -772,7 +772,6 @@ def test_a_users_rule_with_the_name_of_a_gpuopt_rule_is_not_confused_with_it(
     variable = Variable(np.zeros(LARGE, np.float32))
     Ascent(1.0).apply_gradients([(np.ones(LARGE, np.float32), variable)])
     assert (variable.numpy() == 1).all()
-    assert not (fresh / "calls").exists()
 
 
 @pytest.mark.internal

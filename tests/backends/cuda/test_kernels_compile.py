@@ -20,7 +20,7 @@ from every_kernel import (
     kernels_without_rule,
     rules_to_compile,
 )
-from every_optimizer import update_rules
+from four_slots import four_slots
 from nvrtc import ARCHITECTURES, compile_together
 
 from gpuopt.backends.cuda import kernels
@@ -173,8 +173,6 @@ def with_parameters(kernel: Kernel, **changed: Parameter) -> Kernel:
 
 def wrong_declarations() -> dict[str, tuple[Kernel, str]]:
     """Kernels that Python declares otherwise than C++, each with what NVRTC should name."""
-    [momentum] = [rule for rule in update_rules() if rule.name == "momentum"]
-    swapped = replace(momentum, scalars=("decay", "learning_rate"))
     move_rows, sum_runs = (
         kernels.move_rows("int64", "uint32"),
         kernels.sum_runs("float32", "uint32"),
@@ -182,17 +180,13 @@ def wrong_declarations() -> dict[str, tuple[Kernel, str]]:
     rows = struct_of(SortedRows, Key="uint32")
     positions_first = {"positions": rows.fields["positions"], **rows.fields}
     return {
-        "scalars swapped": (
-            kernels.dense_update(swapped, "float32"),
-            "gpuopt::Momentum::Scalars<float>::decay as float at byte 0",
-        ),
         "scalar missing": (
-            kernels.sparse_update(replace(momentum, scalars=("decay",)), "float64", "uint32"),
-            "gpuopt::Momentum::Scalars<double> with 8 bytes",
+            kernels.sparse_update(replace(four_slots, scalars=()), "float64", "uint32"),
+            "tests::FourSlots::Scalars<double> with 1 bytes",
         ),
         "slot missing": (
-            kernels.dense_update(replace(momentum, slots=()), "float32"),
-            "gpuopt::Momentum::num_slots as 0",
+            kernels.dense_update(replace(four_slots, slots=()), "float32"),
+            "tests::FourSlots::num_slots as 0",
         ),
         "fields swapped": (
             with_parameters(sum_runs, rows=replace(rows, fields=positions_first)),

@@ -133,7 +133,7 @@ def compile_all(kernels: Iterable[Kernel], sanitize: str) -> None:
     by_origin: dict[tuple[Sequence[Path], str], list[Kernel]] = {}
     for _, kernel in sorted(missing.items()):
         check_names(kernel)
-        origin = _folders(kernel), kernel.includes[-1]
+        origin = _folders(kernel), kernel.own_file
         by_origin.setdefault(origin, []).append(kernel)
     batches = [
         group[start : start + KERNELS_PER_LIBRARY]
@@ -203,8 +203,7 @@ def _name(flags: Sequence[str], source: str, folders: Sequence[Path]) -> str:
 
 def _source(kernels: Sequence[Kernel]) -> str:
     """A translation unit for kernels of one file, with the headers that any of them needs."""
-    file = kernels[0].includes[-1]
-    headers = dict.fromkeys(header for kernel in kernels for header in kernel.includes[:-1])
+    definitions = dict.fromkeys(each for kernel in kernels for each in kernel.definitions)
     assertions = dict.fromkeys(line for kernel in kernels for line in kernel.assertions)
     bounds = _launch_bounds(kernels[0])
     entries = []
@@ -219,7 +218,8 @@ def _source(kernels: Sequence[Kernel]) -> str:
             # See shared_memory.ld. Headers of the system are not to end up in it: cuda_emu.h, which
             # is there already, has included all that kernels may use.
             "namespace {",
-            *(f'#include "{name}"' for name in (*headers, file)),
+            *definitions,
+            f'#include "{kernels[0].own_file}"',
             *assertions,
             "namespace gpuopt {",
             *bounds.values(),
@@ -239,7 +239,7 @@ _FUNCTION = re.compile(
 
 def _functions_in(kernel: Kernel) -> dict[str, re.Match[str]]:
     """Finds the kernels of a kernel's file, by name."""
-    file = kernel.includes[-1]
+    file = kernel.own_file
     roots = (on_disk(kernel_root()), HERE)
     path = next(root / file for root in roots if (root / file).exists())
     return {found["name"]: found for found in _FUNCTION.finditer(path.read_text())}
@@ -265,7 +265,7 @@ def check_names(kernel: Kernel) -> None:
     """
     found = _functions_in(kernel).get(kernel.function)
     if found is None:
-        raise KernelError(f"{kernel.includes[-1]} has no kernel {kernel.function}")
+        raise KernelError(f"{kernel.own_file} has no kernel {kernel.function}")
     in_cpp = re.findall(r"(\w+)\s*(?:,|$)", re.sub(r"<[^<>]*>", "", found["parameters"]))
     if in_cpp != list(kernel.parameters):
         raise KernelError(

@@ -153,10 +153,10 @@ def compiled_rules(
 ) -> list[CompiledRule]:
     """Returns the compiled form of a rule, for the scalars of each group.
 
-    There are none without a compiler, if the rule has no C++ to be compiled, or if it goes by what
-    is stored of a variable: these update copies, of the type that rules compute in.
+    There are none without a compiler, or if the rule goes by what is stored of a variable: these
+    update copies, of the type that rules compute in.
     """
-    if rule.cuda is None or rule.stored is not None or why_not_compiled() is not None:
+    if rule.stored is not None or why_not_compiled() is not None:
         return []
     library = _library(rule, real)
     if library is None:
@@ -169,9 +169,7 @@ def compiled_rules(
 
 @cache
 def _library(rule: UpdateRule, real: np.dtype[Any]) -> ctypes.CDLL | None:
-    source = _SOURCE.format(
-        include=rule.include, functor=rule.require_cuda().functor, real=REALS[real]
-    )
+    source = _SOURCE.format(include=rule.include, functor=rule.functor, real=REALS[real])
     library = build(f"{rule.name}-{real}", source, rule.include_folders)
     if library is not None:
         library.update_chunks.restype = library.update_rows.restype = None

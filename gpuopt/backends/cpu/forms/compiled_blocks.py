@@ -64,7 +64,7 @@ def compiled_blocks(
     rule: UpdateRule, codings: Sequence[Coding], scalars: Sequence[Scalars]
 ) -> CompiledBlocks | None:
     """Returns the compiled form of a rule for float32 variables; None where there is none."""
-    if rule.cuda is None or why_not_compiled() is not None:
+    if why_not_compiled() is not None:
         return None
     library = _library(rule, tuple(codings))
     return None if library is None else CompiledBlocks(library, rule, scalars)
@@ -74,7 +74,7 @@ def compiled_blocks(
 def _library(rule: UpdateRule, codings: tuple[Coding, ...]) -> ctypes.CDLL | None:
     source = _SOURCE.format(
         include=rule.include,
-        functor=rule.require_cuda().functor,
+        functor=rule.functor,
         codings=packed_codings(codings),
     )
     library = build(f"{rule.name}-8-bit", source, rule.include_folders)

@@ -122,7 +122,7 @@ def compiled_catch_up(
 
     There is none without a compiler, or if a rule has no C++ to be compiled.
     """
-    if rule.cuda is None or catch_up.rule.cuda is None or why_not_compiled() is not None:
+    if why_not_compiled() is not None:
         return None
     library = _library(rule, catch_up.rule, real)
     return None if library is None else CompiledCatchUp(library, catch_up, real)
@@ -134,9 +134,9 @@ def _library(rule: UpdateRule, other: UpdateRule, real: np.dtype[Any]) -> ctypes
     source = _SOURCE.format(
         include=rule.include,
         include_other="" if other is rule else other.include,
-        functor=rule.require_cuda().functor,
+        functor=rule.functor,
         shift=cpp_type(rule),
-        unnamed=other.unnamed.cpp_type(other.require_cuda().functor, other.slots, other.scalars),
+        unnamed=other.unnamed.cpp_type(other.functor, other.slots, other.scalars),
         real=REALS[real],
     )
     folders = dict.fromkeys((*rule.include_folders, *other.include_folders))

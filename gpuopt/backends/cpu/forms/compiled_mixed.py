@@ -103,13 +103,13 @@ class CompiledMixed:
 
 def mixed_library(rule: UpdateRule, types: StoredTypes) -> ctypes.CDLL | None:
     """Returns a rule compiled for arrays of known types; None where it cannot be."""
-    return None if rule.cuda is None or why_not_compiled() else _library(rule, types)
+    return None if why_not_compiled() else _library(rule, types)
 
 
 @cache
 def _library(rule: UpdateRule, types: StoredTypes) -> ctypes.CDLL | None:
     source = _SOURCE.format(
-        include=rule.include, functor=rule.require_cuda().functor, types=f"Rule, {types.names}"
+        include=rule.include, functor=rule.functor, types=f"Rule, {types.names}"
     )
     library = build(f"{rule.name}-mixed", source, rule.include_folders)
     if library is not None:

@@ -117,7 +117,7 @@ def _of_dense_update(
     return Kernel(
         function,
         parameters,
-        (rule.require_cuda().functor, cpp_storage(storage), *more),
+        (rule.functor, cpp_storage(storage), *more),
         rule,
         file="dense_update.cu",
         constants={**_OF_DENSE_UPDATE, **constants_of_rule(rule)},
@@ -153,7 +153,7 @@ def _of_coded_update(
             **more,
             "refused": REFUSED,
         },
-        (rule.require_cuda().functor, str(packed_codings(codings)), cpp_storage(storage)),
+        (rule.functor, str(packed_codings(codings)), cpp_storage(storage)),
         rule,
         file="coded_update.cu",
         constants={**_OF_DENSE_UPDATE, **OF_CODES, **constants_of_rule(rule)},

@@ -133,7 +133,7 @@ def measure_inputs(
             "sums": Pointer("float64"),
             **(_DECIDING if decides else _SUMMED),
         },
-        (rule.require_cuda().functor, cpp_storage(storage), *_given(added)),
+        (rule.functor, cpp_storage(storage), *_given(added)),
         rule,
         file="measure_inputs.cu",
         constants={**_OF_CHUNKS, **_OF_DECISION} if decides else _OF_CHUNKS,

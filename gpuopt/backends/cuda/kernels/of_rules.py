@@ -35,7 +35,7 @@ GROUPS = Pointer("int64")
 
 @cache
 def _scalars_type(rule: UpdateRule) -> Callable[..., tuple[Any, ...]]:
-    return namedtuple("Scalars", rule.scalars)
+    return namedtuple("Scalars", rule.fields)
 
 
 def scalars_of(rule: UpdateRule, scalars: Scalars) -> tuple[Any, ...]:
@@ -58,21 +58,21 @@ def few_groups(rule: UpdateRule, storage: Storage) -> int:
 
 def constants_of_rule(rule: UpdateRule) -> dict[str, int]:
     """The constants in a rule's header that the host relies on."""
-    return {f"{rule.require_cuda().functor}::num_slots": len(rule.slots)}
+    return {f"{rule.functor}::num_slots": len(rule.slots)}
 
 
 def scalars_struct(rule: UpdateRule, storage: Storage) -> Struct:
     """The rule's scalars, in the struct of its header."""
     real = real_of(storage)
-    fields = {name: Number(real) for name in rule.scalars}
-    functor = rule.require_cuda().functor
+    fields = {name: Number(real) for name in rule.fields}
+    functor = rule.functor
     return Struct(f"{functor}::Scalars<{CPP_TYPES[real]}>", fields)
 
 
 def scalars_of_groups(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
     """The scalars of several groups: by value, or on the device."""
     one = scalars_struct(rule, storage)
-    struct = f"gpuopt::FewScalars<{rule.require_cuda().functor}, {cpp_storage(storage)}>"
+    struct = f"gpuopt::FewScalars<{rule.functor}, {cpp_storage(storage)}>"
     before = [name for name in form_of_scalars(rule)._fields if name != "of"]
     records = Records(one, few_groups(rule, storage))
     return {
@@ -83,7 +83,7 @@ def scalars_of_groups(rule: UpdateRule, storage: Storage) -> dict[str, Parameter
 
 def variables(rule: UpdateRule, storage: Storage) -> Pointer:
     """The sizes of variables, and the addresses of each, its slots, and what is beside it."""
-    name = f"gpuopt::Variable<{rule.require_cuda().functor}, {cpp_storage(storage)}>"
+    name = f"gpuopt::Variable<{rule.functor}, {cpp_storage(storage)}>"
     addresses = Numbers(INT64, _num_arrays(rule, storage))
     return Pointer("int64", Struct(name, {"size": INT64, "arrays": addresses}))
 
@@ -100,7 +100,7 @@ def _num_arrays(rule: UpdateRule, storage: Storage) -> int:
 
 def coded_variables(rule: UpdateRule) -> Pointer:
     """The sizes and widths of variables, and the addresses of each, its codes and its scales."""
-    name = f"gpuopt::CodedVariable<{rule.require_cuda().functor}>"
+    name = f"gpuopt::CodedVariable<{rule.functor}>"
     arrays = Numbers(INT64, _num_coded_arrays(rule))
     return Pointer("int64", Struct(name, {"size": INT64, "width": INT64, "arrays": arrays}))
 

@@ -58,7 +58,7 @@ def sparse_update(rule: UpdateRule, storage: Storage, key: str, has_groups: bool
             "lanes_per_row": INT32,
             "refused": REFUSED,
         },
-        (rule.require_cuda().functor, cpp_storage(storage), CPP_TYPES[key]),
+        (rule.functor, cpp_storage(storage), CPP_TYPES[key]),
         rule,
         file="sparse_update.cu",
         constants={**OF_SPARSE_UPDATE, **constants_of_rule(rule)},
@@ -93,7 +93,7 @@ def late_update(
             "refused": REFUSED,
         },
         (
-            rule.require_cuda().functor,
+            rule.functor,
             *_unnamed(rule, other_rows),
             cpp_storage(storage),
             CPP_TYPES[key],
@@ -143,7 +143,7 @@ def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = Fal
             "touched": UINT32S,
             "refused": REFUSED,
         },
-        (rule.require_cuda().functor, cpp_storage(storage)),
+        (rule.functor, cpp_storage(storage)),
         rule,
         file="sparse_update.cu",
         constants={**OF_SPARSE_UPDATE, **constants_of_rule(rule)},
@@ -154,7 +154,7 @@ def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = Fal
 def update_coded_rows(
     rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage, key: str
 ) -> Kernel:
-    functor, packed = rule.require_cuda().functor, str(packed_codings(codings))
+    functor, packed = rule.functor, str(packed_codings(codings))
     return Kernel(
         "update_coded_rows",
         {
@@ -193,7 +193,7 @@ def update_other_coded_rows(
             "words": UINT32S,
             "refused": REFUSED,
         },
-        (rule.require_cuda().functor, str(packed_codings(codings)), cpp_storage(storage)),
+        (rule.functor, str(packed_codings(codings)), cpp_storage(storage)),
         rule,
         file="coded_rows.cu",
         constants={**OF_TOUCHED_ROWS, **OF_CODES, **constants_of_rule(rule)},
@@ -207,7 +207,7 @@ def _unnamed(rule: UpdateRule, other_rows: UpdateRule) -> tuple[str, str, str]:
     """
     unnamed = other_rows.unnamed
     assert unnamed is not None, "an optimizer without it refuses the option"
-    functor, movement = other_rows.require_cuda().functor, unnamed.movement
+    functor, movement = other_rows.functor, unnamed.movement
     step_scalar = -1 if movement is None else rule.scalars.index(movement.step)
     of_others = unnamed.cpp_type(functor, other_rows.slots, other_rows.scalars)
     return of_others, cpp_type(rule), str(step_scalar)
@@ -216,7 +216,7 @@ def _unnamed(rule: UpdateRule, other_rows: UpdateRule) -> tuple[str, str, str]:
 def _of_late_numbers(other_rows: UpdateRule, storage: Storage) -> dict[str, int]:
     """The size of what `LateTable.numbers` points to."""
     real = real_of(storage)
-    functor = other_rows.require_cuda().functor
+    functor = other_rows.functor
     numbers = f"gpuopt::LateNumbers<{functor}, {CPP_TYPES[real]}>"
     return {
         **constants_of_rule(other_rows),

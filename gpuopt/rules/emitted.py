@@ -1,0 +1,192 @@
+"""C++ of a traced rule: a functor, which the loops of kernels/ call for each element."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuopt.rules.functions import OTHERS, TYPES, UFUNCS
+from gpuopt.rules.tracing import Node, Program, Rank
+
+_COSTLY = {"divide", "power", "select", "sqrt"}
+
+
+class Functor(NamedTuple):
+    """A functor in C++.
+
+    Attributes:
+        name: With its namespaces.
+        definition: Of the struct.
+    """
+
+    name: str
+    definition: str
+
+
+def field_name(name: str, place: int) -> str:
+    """Returns what a scalar is called in C++, where no keyword and no macro ends like this."""
+    is_plain = name.isascii() and not name.startswith("_")
+    return f"{name}_" if is_plain else f"scalar_{place}"
+
+
+def emit(
+    name: str,
+    slots: Sequence[str],
+    fields: Mapping[str, str],
+    counts: Mapping[str, int],
+    degrees: Sequence[int],
+    steps: Mapping[str, Program],
+    terms: Mapping[str, Program],
+) -> Functor:
+    """Returns the functor of a rule.
+
+    Args:
+        name: The rule's.
+        slots: The rule's, in order.
+        fields: What its scalars are called in C++, in order.
+        counts: The values of the functor's constants, by their names.
+        degrees: See `UpdateRule`.
+        steps: What the rule does, traced for float32 and for float64.
+        terms: What it sums; empty if nothing.
+    """
+    places = {"var": "var", "grad": "grad"}
+    places |= {slot: f"slot[{place}]" for place, slot in enumerate(slots)}
+    names = {f"array {array}": text for array, text in places.items()}
+    names |= {f"scalar {scalar}": f"s.{field}" for scalar, field in fields.items()}
+    lines = [f"  static constexpr int {each} = {count};" for each, count in counts.items()]
+    if degrees:
+        chosen = "".join(f"sum == {place} ? {degree} : " for place, degree in enumerate(degrees))
+        lines.append(
+            f"  GPUOPT_INLINE static constexpr int degree(int sum) {{ return {chosen}-1; }}"
+        )
+    declared = f"Real {', '.join(fields.values())}; " if fields else ""
+    lines += ["  template <class Real>", f"  struct Scalars {{ {declared}}};"]
+    if terms:
+        head = "terms({0} var, {0} grad, {0}* slot, const Scalars<{0}>& s, {0}* terms)"
+        lines += _functions(head, terms, names, places)
+    head = "apply({0}& var, {0} grad, {0}* slot, const Scalars<{0}>& s)"
+    lines += _functions(head, steps, names, places)
+    body = "\n".join(lines)
+    # Comments do not count: a rule that moves in its file is compiled no second time.
+    digest = hashlib.sha256(re.sub("//.*", "", body).encode()).hexdigest()[:8]
+    plain = re.sub("[^A-Za-z0-9_]", "_", name)
+    struct = f"{plain}_{digest}"
+    guard = f"GPUOPT_TRACED_{struct}"  # as a rule and one derived of it may stand in one text
+    text = f"namespace gpuopt {{\nnamespace traced {{\nstruct {struct} {{\n{body}\n}};\n}}\n}}"
+    text = f'#include "shared/numpy.cuh"\n#ifndef {guard}\n#define {guard}\n{text}\n#endif'
+    return Functor(f"gpuopt::traced::{struct}", text)
+
+
+def _functions(
+    head: str, programs: Mapping[str, Program], names: Mapping[str, str], places: Mapping[str, str]
+) -> list[str]:
+    """Returns a function template; or a function for each type, where a program has a third one."""
+    bodies = {
+        real: _body(program, {**TYPES, real: "Real"}, names, places)
+        for real, program in programs.items()
+    }
+    if len({*map("\n".join, bodies.values())}) == 1:
+        lines = next(iter(bodies.values()))
+        return _function(head.format("Real"), lines, "  template <class Real>")
+    return [
+        line
+        for real, lines in bodies.items()
+        for line in _function(
+            head.format(TYPES[real]), [f"using Real = {TYPES[real]};", *lines], ""
+        )
+    ]
+
+
+def _function(head: str, lines: Sequence[str], template: str) -> list[str]:
+    for name in ("var", "grad", "slot", "s"):
+        if not any(re.search(rf"\b{name}\b", line.partition("//")[0]) for line in lines):
+            head = re.sub(rf" {name}(?=[,)])", "", head)  # compilers warn of what is not used
+    before = [template] if template else []
+    return [
+        *before,
+        f"  GPUOPT_INLINE static void {head} {{",
+        *(f"    {line}" for line in lines),
+        "  }",
+    ]
+
+
+def _body(
+    program: Program, types: Mapping[str, str], names: Mapping[str, str], places: Mapping[str, str]
+) -> list[str]:
+    """Returns the statements of a program."""
+    writer = _Writer(program, types, names)
+    # First what is the same for all elements, so that compilers take it out of their loops.
+    for node in program.nodes():
+        if node.rank is Rank.UNIFORM and node.op in _COSTLY:
+            writer.name(node)
+    ends = [(array, writer.value(node), node) for array, node in program.stores.items()]
+    of_terms = [writer.value(node) for node in program.returned]
+    # Stores follow all statements: what needs an old value does not see a new one.
+    new = [
+        f"const Real new_{place} = {value};  // {node.line}"
+        for place, (_, value, node) in enumerate(ends)
+    ]
+    stores = [f"{places[array]} = new_{place};" for place, (array, _, _) in enumerate(ends)]
+    sums = [f"terms[{place}] = {value};" for place, value in enumerate(of_terms)]
+    return [*writer.lines, *new, *stores, *sums]
+
+
+class _Writer:
+    """Writes nodes as statements; what one alone needs stands in it, as the ways of a `select`."""
+
+    def __init__(
+        self, program: Program, types: Mapping[str, str], names: Mapping[str, str]
+    ) -> None:
+        self._types, self._names = types, names
+        self._users = Counter(each for node in program.nodes() for each in node.operands)
+        self._users.update([*program.stores.values(), *program.returned])
+        self._written: dict[Node, str] = {}
+        self.lines: list[str] = []
+
+    def value(self, node: Node) -> str:
+        """Returns an expression without effects: a name, a number, or one in brackets."""
+        if node in self._written:
+            return self._written[node]
+        if node.op in ("array", "scalar"):
+            return self._names[f"{node.op} {node.detail}"]
+        if node.op == "constant":
+            return self._literal(node)
+        if self._users[node] == 1:
+            return f"({self._expression(node)})"
+        return self.name(node)
+
+    def name(self, node: Node) -> str:
+        """Returns the name of a constant that has the value."""
+        if node not in self._written:
+            text, name = self._expression(node), f"t{len(self.lines)}"
+            self._written[node] = name
+            self.lines.append(f"const {self._type_of(node)} {name} = {text};  // {node.line}")
+        return self._written[node]
+
+    def _expression(self, node: Node) -> str:
+        operands = [self.value(operand) for operand in node.operands]
+        if node.op == "convert":
+            return f"static_cast<{self._type_of(node)}>({operands[0]})"
+        text = (OTHERS.get(node.op) or UFUNCS[node.op]).format(*operands)
+        # In C++, the sum of two truths is 2.
+        is_number = node.dtype.kind == "b" and node.op in ("add", "multiply")
+        return f"static_cast<bool>({text})" if is_number else text
+
+    def _literal(self, node: Node) -> str:
+        if node.dtype.kind == "b":
+            return str(node.detail).lower()
+        of_type = self._type_of(node)
+        infinite = f"numpy::infinity<{of_type}>()"
+        if np.isnan(node.detail):
+            return f"({infinite} - {infinite})"
+        if np.isinf(node.detail):
+            return infinite if node.detail > 0 else f"(-{infinite})"
+        return f"{of_type}({node.detail!r})"
+
+    def _type_of(self, node: Node) -> str:
+        return self._types[node.dtype.name]

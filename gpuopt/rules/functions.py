@@ -1,0 +1,38 @@
+"""numpy's functions that update rules may call, and what they are in C++."""
+
+from __future__ import annotations
+
+# By the names of numpy's types: C++'s. `numpy::` is a namespace of kernels/shared/numpy.cuh.
+TYPES = {"bool": "bool", "int64": "numpy::Integer", "float32": "float", "float64": "double"}
+_OPERATORS = {
+    **{"add": "{} + {}", "subtract": "{} - {}", "multiply": "{} * {}", "divide": "{} / {}"},
+    **{"negative": "-{}", "greater": "{} > {}", "greater_equal": "{} >= {}", "less": "{} < {}"},
+    **{"less_equal": "{} <= {}", "equal": "{} == {}", "not_equal": "{} != {}"},
+    **{"logical_and": "{} && {}", "logical_or": "{} || {}", "logical_not": "!{}"},
+}
+_OF_ONE = (
+    "absolute arccos arccosh arcsin arcsinh arctan arctanh cbrt ceil cos cosh exp exp2 expm1 fabs "
+    "floor invert isfinite isinf isnan log log10 log1p log2 positive reciprocal rint sign sin sinh "
+    "sqrt square tan tanh trunc"
+)
+_OF_TWO = (
+    "arctan2 bitwise_and bitwise_or bitwise_xor copysign float_power floor_divide fmax fmin hypot "
+    "left_shift maximum minimum power remainder right_shift"
+)
+# These take integers, too, and some of them numbers of truth.
+OF_INTEGERS = frozenset(
+    {"absolute", "bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide", "invert"}
+    | {"left_shift", "maximum", "minimum", "positive", "power", "remainder", "right_shift"}
+    | {"sign", "square"}
+)
+
+# By the ufunc's name: C++ with a place for each operand.
+UFUNCS = {
+    **_OPERATORS,
+    **{name: f"numpy::{name}({{}})" for name in _OF_ONE.split()},
+    **{name: f"numpy::{name}({{}}, {{}})" for name in _OF_TWO.split()},
+}
+OTHERS = {
+    "clip": "numpy::clip({}, {}, {})",
+    "select": "{} ? {} : {}",  # np.where, and `if` on a scalar
+}
