@@ -15,6 +15,9 @@ from gpuopt.rules.tracing import Node, Program, Rank
 
 _COSTLY = {"divide", "power", "select", "sqrt"}
 
+# numpy's sum of two truth values is one; C++ adds numbers.
+_OF_TRUTHS = {"add": "logical_or", "multiply": "logical_and"}
+
 
 class Functor(NamedTuple):
     """A functor in C++.
@@ -172,10 +175,8 @@ class _Writer:
         operands = [self.value(operand) for operand in node.operands]
         if node.op == "convert":
             return f"static_cast<{self._type_of(node)}>({operands[0]})"
-        text = (OTHERS.get(node.op) or UFUNCS[node.op]).format(*operands)
-        # In C++, the sum of two truths is 2.
-        is_number = node.dtype.kind == "b" and node.op in ("add", "multiply")
-        return f"static_cast<bool>({text})" if is_number else text
+        op = _OF_TRUTHS.get(node.op, node.op) if node.dtype.kind == "b" else node.op
+        return (OTHERS.get(op) or UFUNCS[op]).format(*operands)
 
     def _literal(self, node: Node) -> str:
         if node.dtype.kind == "b":
