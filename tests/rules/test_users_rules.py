@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from emulator import EmulatorLauncher, KernelError
@@ -206,6 +207,59 @@ def test_a_header_with_other_slots_or_scalars_leaves_the_work_to_numpy_with_a_wa
     with caplog.at_level(logging.WARNING, "gpuopt"):
         assert not compiled_rules(rule, np.dtype(np.float32), [scalars])
     assert re.search(words, caplog.text)
+
+
+@gpuopt.update_rule(eight_bit=("m",))
+def limited(var: Any, grad: Any, m: Any, *, rate: Any, decay: Any) -> None:
+    m *= decay
+    m += (1 - decay) * grad
+    step = np.where(np.abs(m) > 1, np.sign(m), m * np.abs(m))
+    if rate > 0.2:
+        step = step * 0.5
+    var -= rate * step
+
+
+class Limited(RuleOptimizer):
+    rule = limited
+
+    def __init__(self, rate: float, **common: Any) -> None:
+        super().__init__(common, rate=rate, decay=0.9)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("rate", [0.1, 0.3])
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({"clip_norm": 1.0}, np.float32),
+        ({"clip_value": 0.5, "masters": "float32"}, np.float16),
+        ({"masters": "remainder"}, ml_dtypes.bfloat16),
+        ({"slot_bits": 8}, np.float32),
+        ({"stochastic_rounding": 3}, ml_dtypes.bfloat16),
+        ({"slot_dtype": "bfloat16"}, np.float32),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else np.dtype(value).name,
+)
+def test_a_rule_without_cuda_runs_with_every_option_as_on_the_cpu(
+    options: dict[str, Any], dtype: Any, rate: float, emulated_gpus: list[EmulatorLauncher]
+) -> None:
+    rng = np.random.default_rng(0)
+    weights, table = rng.normal(size=300), rng.normal(size=(40, 6))
+    gradients = rng.normal(size=(3, 300)) * 3
+    values, rows = rng.normal(size=(3, 20, 6)), rng.integers(0, 40, (3, 20))
+    results = []
+    for device in ("cpu", "gpu:0"):
+        optimizer = Limited(rate, **options)
+        dense = Variable(weights.astype(dtype), device=device)
+        sparse = Variable(table.astype(dtype), device=device)
+        for step in range(3):
+            slices = IndexedSlices(values[step].astype(dtype), rows[step])
+            pairs = [(gradients[step].astype(dtype), dense), (slices, sparse)]
+            optimizer.apply_gradients(pairs)
+        results.append([each.numpy().astype(np.float64) for each in (dense, sparse)])
+    few_ulps = {2: 2**-7, 4: 1e-5}[np.dtype(dtype).itemsize]
+    for here, there in zip(*results, strict=True):
+        np.testing.assert_allclose(there, here, rtol=few_ulps, atol=few_ulps)
 
 
 CONSTANT_STEP = """
