@@ -338,7 +338,7 @@ def _list_sparse(
     xp, is_adam = place.xp, job.title == "Adam"
     drawn = _draw_gradients(task)
     # Arrays of their own: else a cache would have the gradients of equal tables but the first.
-    lookups = [(xp.array(values), xp.array(rows)) for rows, values in drawn]
+    lookups = [(xp.asarray(values.copy()), xp.asarray(rows.copy())) for rows, values in drawn]
 
     def tables() -> list[Any]:
         return [xp.ones(shape, dtype=np.float32) for shape in task.shapes]

@@ -15,11 +15,11 @@ pytestmark = pytest.mark.internal
 TESTS = Path(__file__).parents[1]
 
 
-def run_rule_parity(tmp_path: Path, require: str) -> subprocess.CompletedProcess[str]:
+def run_test_of_compiled_rules(tmp_path: Path, require: str) -> subprocess.CompletedProcess[str]:
     """Runs a test that needs g++ where there is none."""
     environment = {**os.environ, "PATH": str(tmp_path), "GPUOPT_REQUIRE": require}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    test = f"{TESTS / 'rules/test_rule_parity.py'}::test_headers_and_rules_belong_together"
+    test = f"{TESTS / 'rules/test_tracing.py'}::test_every_function_of_the_table_is_numpys"
     return subprocess.run(
         [*command, test], env=environment, cwd=TESTS.parent, capture_output=True, text=True
     )
@@ -36,7 +36,7 @@ def run_rule_parity(tmp_path: Path, require: str) -> subprocess.CompletedProcess
 def test_a_missing_compiler_skips_with_a_reason_or_fails_where_it_is_required(
     tmp_path: Path, require: str, status: int, words: str
 ) -> None:
-    finished = run_rule_parity(tmp_path, require)
+    finished = run_test_of_compiled_rules(tmp_path, require)
     assert finished.returncode == status
     assert words in finished.stdout + finished.stderr
 
