@@ -31,7 +31,7 @@ _WARM_UP_STEPS = 8
 _OF_BFLOAT16 = {"bfloat16", "masters", "remainders", "rounding"}
 # By their names in C++.
 _BYTES = {"float": 4, "__nv_bfloat16": 2, "Split": 2}
-_SLOTS = {"Adam": 2, "Lars": 1}
+_SLOTS = {"adam": 2, "lars": 1}
 # A byte, and the scale of 256 of them.
 _CODE_BYTES = 1 + 4 / 256
 
@@ -134,7 +134,8 @@ def main() -> None:
 def _bytes_moved(kernel: str) -> float:
     """Returns what a kernel reads and writes for each element, by the types in its name."""
     function, _, arguments = kernel.partition("<")
-    names = re.findall(r"\w+", arguments)
+    # A traced rule's name ends with a digest.
+    names = re.findall(r"(\w+?)(?:_[0-9a-f]{8})?\b", arguments)
     types = [_BYTES[name] for name in names if name in _BYTES]
     if function.startswith("measure"):
         return _bytes_measured(names, types)
