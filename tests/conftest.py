@@ -114,9 +114,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--one-in",
         type=int,
-        default=1,
+        default=int(os.environ.get("GPUOPT_ONE_IN", "1")),
         metavar="N",
-        help="of all tests with parameters, run about one in N of their cases",
+        help="of all tests with parameters, run about one in N of their cases; GPUOPT_ONE_IN",
     )
 
 
