@@ -1,1 +1,1 @@
-"""Update rules: their numpy form, and where the header of their CUDA form is."""
+"""Update rules: functions of numpy, and the functors in C++ that are traced from them."""

@@ -64,7 +64,7 @@ def derive(
     Args:
         kind: The rule's class.
         base: The rule that it is made of.
-        apply: Its numpy form, named as its functor: `decayed_rows` for `DecayedRows`.
+        apply: Its function, named as its functor: `decayed_rows` for `DecayedRows`.
         terms: What it sums, if it has sums.
         header: Has its functor, which is made of that of `base`.
         slots: The slots that it has besides.

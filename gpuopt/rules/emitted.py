@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuopt.rules.functions import OTHERS, TYPES, UFUNCS
+from gpuopt.rules.functions import OPERATIONS, TYPES
 from gpuopt.rules.tracing import Node, Program, Rank
 
 _COSTLY = {"divide", "power", "select", "sqrt"}
@@ -176,7 +176,7 @@ class _Writer:
         if node.op == "convert":
             return f"static_cast<{self._type_of(node)}>({operands[0]})"
         op = _OF_TRUTHS.get(node.op, node.op) if node.dtype.kind == "b" else node.op
-        return (OTHERS.get(op) or UFUNCS[op]).format(*operands)
+        return OPERATIONS[op].format(*operands)
 
     def _literal(self, node: Node) -> str:
         if node.dtype.kind == "b":

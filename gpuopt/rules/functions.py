@@ -32,7 +32,9 @@ UFUNCS = {
     **{name: f"numpy::{name}({{}})" for name in _OF_ONE.split()},
     **{name: f"numpy::{name}({{}}, {{}})" for name in _OF_TWO.split()},
 }
-OTHERS = {
+# Of all that a trace has, by its name.
+OPERATIONS = {
+    **UFUNCS,
     "clip": "numpy::clip({}, {}, {})",
     "select": "{} ? {} : {}",  # np.where, and `if` on a scalar
 }

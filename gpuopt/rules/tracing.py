@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -88,7 +87,7 @@ def trace(
     arrays: Mapping[str, Rank],
     scalars: Mapping[str, Rank],
     real: DType,
-    read_only: Mapping[str, str] = MappingProxyType({}),
+    read_only: Mapping[str, str],
 ) -> Program:
     """Traces a function.
 
@@ -333,13 +332,13 @@ class _Tape:
     def convert(self, node: Node, dtype: DType) -> Node:
         if node.dtype == dtype:
             return node
+        if node.op == "constant":
+            return self._constant(dtype.type(node.detail).item(), dtype)
         is_known = dtype.name in ("bool", "float32", "float64") or (
             dtype == np.int64 and node.dtype.kind == "b"
         )
-        if not is_known and node.op != "constant":
+        if not is_known:
             self.refuse(f"a conversion to {dtype}")
-        if node.op == "constant":
-            return self._constant(dtype.type(node.detail).item(), dtype)
         return self.node("convert", (node,), dtype)
 
     def select(self, condition: Node, yes: Node, no: Node, line: str = "") -> Node:

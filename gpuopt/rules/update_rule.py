@@ -139,10 +139,9 @@ class UpdateRule:
             for name in ("var", "grad", *self.slots)
         }
         scalars = dict.fromkeys(self.scalars, Rank.UNIFORM)
-        if self.row_slots:
-            scalars[MEAN_SQUARE] = Rank.ROW
         read_only = {"grad": "the gradient"}
         if self.row_slots:
+            scalars[MEAN_SQUARE] = Rank.ROW
             read_only[MEAN_SQUARE] = f"the scalar {MEAN_SQUARE}"
         return trace(self.name, function, arrays, scalars, real, read_only)
 
@@ -351,7 +350,7 @@ def _rule_of(
     eight_bit: tuple[str, ...],
     degrees: tuple[int, ...],
 ) -> UpdateRule:
-    """Reads a rule's contract from the signature of its numpy form."""
+    """Reads a rule's contract from the signature of its function."""
     parameters = list(inspect.signature(apply).parameters.values())
     if [parameter.name for parameter in parameters[:2]] != ["var", "grad"]:
         raise TypeError(f"{apply.__name__}: an update rule starts with (var, grad)")
@@ -397,9 +396,8 @@ def _rule_of(
     )
     if cuda is not None:
         refuse_by_trial(rule)
-    elif not f"{apply.__module__}".startswith(
-        "gpuopt."
-    ):  # ours are tested; imports are to be quick
+    elif not (apply.__module__ or "").startswith("gpuopt."):
+        # Tests trace ours; an import of gpuopt is to be quick.
         _refuse_by_trace(rule)
     if degrees:
         refuse_other_degrees(rule)

@@ -267,7 +267,7 @@ class CudaBackend:
     def check_rule(
         self, rule: UpdateRule, real: type[np.floating[Any]], scalars: Sequence[Scalars]
     ) -> None:
-        pass  # its CUDA form is compiled, or refused, before the first launch
+        pass  # its functor is compiled, or refused, before the first launch
 
     def apply_dense(
         self,

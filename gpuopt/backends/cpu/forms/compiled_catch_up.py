@@ -1,4 +1,4 @@
-"""Rows that missed steps, brought up to date by C++ compiled from a rule's CUDA header."""
+"""Rows that missed steps, brought up to date by C++ compiled from a rule's functor."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def compiled_catch_up(
 ) -> CompiledCatchUp | None:
     """Returns the compiled form for tables that a rule updates.
 
-    There is none without a compiler, or if a rule has no C++ to be compiled.
+    There is none without a compiler.
     """
     if why_not_compiled() is not None:
         return None

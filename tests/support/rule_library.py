@@ -1,0 +1,62 @@
+"""Rules' functors as plain C++, compiled by g++ to be called on arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.resources import as_file
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuopt.rules.sources import kernel_root
+from gpuopt.rules.update_rule import UpdateRule
+
+REALS = {"float": np.float32, "double": np.float64}
+_ENTRY = """
+extern "C" void run_{place}_{real}(const gpuopt::Chunk<{functor}, {real}>* chunk,
+                                   const {functor}::Scalars<{real}>* scalars) {{
+  gpuopt::update_chunk(*chunk, *scalars);
+}}
+"""
+
+
+class RuleLibrary:
+    """Compiled rules; GPUOPT_SANITIZE=undefined checks them at work."""
+
+    def __init__(self, rules: Sequence[UpdateRule], folder: Path) -> None:
+        """Compiles the rules in one library, in a folder."""
+        self._rules = list(rules)
+        source = '#include "cpu/update.hpp"\n' + "".join(rule.include for rule in rules)
+        for place, rule in enumerate(rules):
+            for real in REALS:
+                source += _ENTRY.format(place=place, real=real, functor=rule.functor)
+        library = folder / "rules.so"
+        sanitizer = os.environ.get("GPUOPT_SANITIZE")
+        checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"] if sanitizer else []
+        with as_file(kernel_root()) as kernels:
+            command = ["g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror"]
+            # numpy rounds every product; nvcc's fused multiply-adds are a GPU test's business.
+            command += ["-shared", "-fPIC", "-ffp-contract=off", *checks, f"-I{kernels}"]
+            command += ["-x", "c++", "-", "-o", str(library)]
+            subprocess.run(command, input=source, text=True, check=True)
+        self._library = ctypes.CDLL(str(library))
+
+    def run(
+        self,
+        rule: UpdateRule,
+        real: str,
+        written: Sequence[np.ndarray],
+        grad: np.ndarray,
+        scalars: Mapping[str, Any],
+    ) -> None:
+        """Applies a rule to a variable and its slots, in place."""
+        addresses = [array.ctypes.data for array in (*written, grad)]
+        chunk = np.array([*addresses, grad.size, 1, 0], np.intp)
+        packed = np.array([scalars[name] for name in rule.scalars] or [0], grad.dtype)
+        place = next(at for at, each in enumerate(self._rules) if each is rule)
+        function = getattr(self._library, f"run_{place}_{real}")
+        function(ctypes.c_void_p(chunk.ctypes.data), ctypes.c_void_p(packed.ctypes.data))
