@@ -28,6 +28,7 @@ from gpuopt.errors import CheckpointError
 from gpuopt.optimizer import Optimizer, living_optimizers
 from gpuopt.quietly import quietly
 from gpuopt.state import state_dict
+from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.gate import between_writes, note_progress, refuse_while_writing, writing
 from gpuopt.variables.scalars import step_number
 from gpuopt.variables.storage import describe
@@ -144,7 +145,8 @@ class Saver:
             FileNotFoundError: there is no such folder.
             OSError: the file could not be written; earlier checkpoints are as they were.
             ValueError: something has a dtype or a name that a checkpoint cannot hold, or no name;
-                `path` is a folder's, as "here/"; or `global_step` is no whole number from 0 on.
+                without `var_list`, loaded slots wait for a variable; `path` is a folder's, as
+                "here/"; or `global_step` is no whole number from 0 on.
             TypeError: `global_step` is no number.
             RuntimeError: called in the middle of a step, or a step was not finished.
             DeadlineExceededError: another thread does not end its step, its save or its restore.
@@ -174,7 +176,8 @@ class Saver:
 
         Raises:
             FileNotFoundError: there is no such folder.
-            ValueError: an array has slots and no name, or `global_step` is as in `save`.
+            ValueError: an array has slots and no name, loaded slots wait for a variable, or
+                `global_step` is as in `save`.
             TypeError: `global_step` is no number.
             RuntimeError: called in the middle of a step, or a step was not finished.
             DeadlineExceededError: another thread does not end its step, its save or its restore.
@@ -403,6 +406,8 @@ class Saver:
             (optimizer, state_dict.read_state(optimizer.state, by_name, read, by_path=False))
             for optimizer in self._optimizers()
         ]
+        if by_name is None:
+            _refuse_slots_alone(states, values)
         tensors, saved = flattened(values, states)
         return tensors, {"global_step": step, "optimizers": saved}
 
@@ -515,6 +520,21 @@ def _as_named(value: Array, named: Variable) -> Array:
     if value.dtype == named.dtype:
         return value
     return quietly(partial(value.astype, named.dtype))
+
+
+def _refuse_slots_alone(
+    states: Sequence[tuple[Optimizer, OptimizerState]], values: Mapping[str, Array]
+) -> None:
+    """Raises ValueError if there are slots of a variable whose value would not be saved."""
+    for optimizer, state in states:
+        for by_variable in state["slots"].values():
+            for name in by_variable:
+                if name not in values:
+                    raise ValueError(
+                        f'the slots of "{name}" in "{optimizer.get_name()}" were loaded, and wait '
+                        "for a variable or an array of this name, without which a checkpoint could "
+                        "not be restored: save after the first step, or give var_list"
+                    )
 
 
 def _target(path: str | os.PathLike[str], global_step: Any) -> _Target:

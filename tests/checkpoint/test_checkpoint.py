@@ -228,6 +228,28 @@ def test_state_that_does_not_fit_changes_nothing(spoil: Any, message: str) -> No
     }
 
 
+def test_slots_that_wait_for_an_array_are_not_saved_without_it(tmp_path: Path) -> None:
+    params = {"w": np.ones(3, np.float32)}
+    first = gpuopt.AdamOptimizer(0.1)
+    first.update(params, {"w": np.ones(3, np.float32)})
+    state = first.state_dict()
+    del first, params
+    step = Variable(0, name="global_step", trainable=False, dtype=np.int64)
+    second = gpuopt.AdamOptimizer(0.1)
+    second.load_state_dict(state)
+    saver = Saver()
+    with pytest.raises(ValueError, match='the slots of "w" in "Adam" were loaded, and wait'):
+        saver.save(tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+    params = {"w": np.ones(3, np.float32)}
+    second.update(params, {"w": np.ones(3, np.float32)}, global_step=step)
+    expected = params["w"].copy()
+    path = saver.save(tmp_path / "model")
+    params["w"][:] = 0
+    saver.restore(path)
+    np.testing.assert_array_equal(params["w"], expected)
+
+
 def test_waiting_values_that_do_not_fit_are_refused_before_the_first_step() -> None:
     state = trained().optimizer.state_dict()
     optimizer = gpuopt.AdamOptimizer(0.1)
