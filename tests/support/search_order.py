@@ -37,6 +37,8 @@ WORDS = {
         "unfreeze",
         "requires_grad",
         "complex parameters",
+        "maximize",
+        "gradient ascent",
         "dict of parameters",
         "pytree",
         "list of parameters",
