@@ -55,6 +55,8 @@ class Task(NamedTuple):
 BESIDE = {"cuda12-smoke", "openmpi", "mpich", "peers", "thinc8", "thinc9"}
 # The threads of numpy's and torch's libraries would wait for cores that other processes use.
 ONE_THREAD = "OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1"
+# Each of many processes would compile all modules.
+BYTECODE = "PYTHONDONTWRITEBYTECODE="
 # A process that runs tests takes some seconds to start, and half a gigabyte.
 IN_PROCESSES = "-n auto --maxprocesses 8 --dist worksteal"
 # A test that hangs is to end with the stacks of all threads, not when CI's patience does.
@@ -63,8 +65,8 @@ NO_HANGING = "-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true"
 INTERACTIVE = {"--pdb", "--trace", "-s", "--capture=no"}
 
 PYTEST = f"-m pytest {IN_PROCESSES} {NO_HANGING} -m"
-TEST = f"{ONE_THREAD} python {PYTEST} 'not nvrtc'"
-HERE = f"PYTHONPATH={shlex.quote(str(ROOT))} {ONE_THREAD} python"
+TEST = f"{BYTECODE} {ONE_THREAD} python {PYTEST} 'not nvrtc'"
+HERE = f"PYTHONPATH={shlex.quote(str(ROOT))} {BYTECODE} {ONE_THREAD} python"
 DRIVER = f"GPUOPT_REQUIRE=gpu,driver {HERE} tests/support/driver"
 ON_DRIVER = f"{DRIVER} {PYTEST} 'gpu and not real_gpu and"
 GPU = {

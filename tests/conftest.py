@@ -120,6 +120,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves files without tests of the kind that `-m` names: each process would import them."""
+    kind = config.option.markexpr
+    if kind in kinds.KINDS and collection_path.match("test_*.py"):
+        return not kinds.may_have(kind, collection_path) or None
+    return None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks tests with their kinds, and leaves out cases of those marked `one_in(n)`.
 

@@ -8,6 +8,7 @@ import os
 import pkgutil
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -78,22 +79,21 @@ def modules() -> list[Any]:
     ]
 
 
-def update_rules() -> list[UpdateRule]:
+@cache
+def update_rules() -> tuple[UpdateRule, ...]:
     rules = {
         value.name: value
         for module in modules()
         for value in vars(module).values()
         if isinstance(value, UpdateRule)
     }
-    for _, name, arguments in CONFIGURATIONS:  # some are made of others
-        rule = make(name, arguments).rule
-        rules[rule.name] = rule
+    rules |= {rule.name: rule for rule, _ in configured_rules()}  # some are made of others
     for name, cls in optimizer_classes().items():
         if "cautious" in inspect.signature(cls).parameters:
             rule = make(name, cautious=True).rule
             # With decay, some variables may have none.
             rules |= {each.name: each for each in (rule, getattr(rule, "base", rule)) if each.sums}
-    return [rules[name] for name in sorted(rules)]
+    return tuple(rules[name] for name in sorted(rules))
 
 
 class Configuration(NamedTuple):
@@ -139,18 +139,22 @@ def own_step(optimizer: RuleOptimizer) -> gpuopt.Variable | None:
     return _own_steps.get(optimizer)
 
 
+@cache
+def configured_rules() -> list[tuple[UpdateRule, UpdateRule | None]]:
+    """Returns the rule of each of CONFIGURATIONS, and that of rows without a gradient."""
+    optimizers = [make(name, arguments) for _, name, arguments in CONFIGURATIONS]
+    return [(each.rule, each.rule_of_other_rows) for each in optimizers]
+
+
 def rules_of_other_rows_alone() -> set[UpdateRule]:
     """Returns the rules by which no optimizer updates a row that has a gradient."""
-    optimizers = [make(name, arguments) for _, name, arguments in CONFIGURATIONS]
-    of_others = {optimizer.rule_of_other_rows for optimizer in optimizers}
-    return {rule for rule in of_others if rule} - {optimizer.rule for optimizer in optimizers}
+    of_others = {other for _, other in configured_rules() if other}
+    return of_others - {rule for rule, _ in configured_rules()}
 
 
 def rules_of_missed_steps() -> dict[UpdateRule, UpdateRule]:
     """Returns, for the rules of optimizers whose rows can catch up, that of the steps they miss."""
-    optimizers = [make(name, arguments) for _, name, arguments in CONFIGURATIONS]
-    of_others = [(each.rule, each.rule_of_other_rows) for each in optimizers]
-    return {rule: other for rule, other in of_others if other and other.unnamed}
+    return {rule: other for rule, other in configured_rules() if other and other.unnamed}
 
 
 def rules_of_each_shape() -> list[UpdateRule]:
@@ -158,7 +162,7 @@ def rules_of_each_shape() -> list[UpdateRule]:
 
     If several rules have a number of slots, it is the rule that most optimizers use.
     """
-    uses = Counter(make(name, arguments).rule for _, name, arguments in CONFIGURATIONS)
+    uses = Counter(rule for rule, _ in configured_rules())
     by_slots: dict[int, UpdateRule] = {}
     for rule in sorted(uses, key=lambda rule: (-uses[rule], rule.name)):
         by_slots.setdefault(len(rule.slots), rule)
@@ -181,27 +185,29 @@ class Shape(NamedTuple):
     overridden: frozenset[str]
 
 
-def shape_of(configuration: Configuration) -> Shape:
-    optimizer = make(configuration.name, configuration.arguments)
-    cls = type(optimizer)
+def shapes() -> list[Shape]:
+    """Returns the shape of each of CONFIGURATIONS."""
+    pairs = zip(CONFIGURATIONS, configured_rules(), strict=True)
+    return [shape_of(optimizer_classes()[each.name], *rules) for each, rules in pairs]
+
+
+def shape_of(cls: type[RuleOptimizer], rule: UpdateRule, of_others: UpdateRule | None) -> Shape:
     overridden = {
         name
         for name, base in inspect.getmembers_static(RuleOptimizer, inspect.isfunction)
         if not name.startswith("__") and inspect.getattr_static(cls, name) is not base
     }
-    of_others = optimizer.rule_of_other_rows
-    is_same = of_others is optimizer.rule
     return Shape(
-        len(optimizer.rule.slots),
-        "stay" if of_others is None else "same rule" if is_same else "another rule",
+        len(rule.slots),
+        "stay" if of_others is None else "same rule" if of_others is rule else "another rule",
         frozenset(overridden - {"_initial_slot_values"}),
     )
 
 
 def first_of_each_shape() -> list[Configuration]:
     firsts: dict[Shape, Configuration] = {}
-    for configuration in CONFIGURATIONS:
-        firsts.setdefault(shape_of(configuration), configuration)
+    for shape, configuration in zip(shapes(), CONFIGURATIONS, strict=True):
+        firsts.setdefault(shape, configuration)
     return list(firsts.values())
 
 

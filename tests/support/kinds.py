@@ -50,6 +50,11 @@ def closest_kind(item: pytest.Item) -> str | None:
     return next((each.name for each in item.iter_markers() if each.name in KINDS), None)
 
 
+def may_have(kind: str, file: Path) -> bool:
+    """Whether a file may have tests of a kind, as far as that shows without importing it."""
+    return kind_of(file) == kind or f"mark.{kind}" in file.read_text()
+
+
 @cache
 def kind_of(file: Path) -> str:
     """Returns the kind of a file without a marker: by a judge that it imports, or by its folder."""
