@@ -68,3 +68,25 @@ def test_the_closest_marker_counts(tmp_path: Path) -> None:
     marked_again = a_test(file, ["value"], ["internal"])
     kinds.mark([marked, marked_again])
     assert [kinds_of(each) for each in (marked, marked_again)] == [["value"], ["internal"]]
+
+
+@pytest.mark.parametrize(
+    ("line", "may_have"),
+    [
+        ("import textbook", {"value"}),
+        ("@pytest.mark.value", {"value", "contract"}),
+        ("pytestmark = pytest.mark.internal", {"internal", "contract"}),
+    ],
+)
+def test_a_file_may_have_tests_of_its_own_kind_and_of_those_that_it_names(
+    line: str, may_have: set[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "project" / "test_it.py"
+    file.parent.mkdir()
+    file.write_text(f"{line}\n")
+    assert {kind for kind in kinds.KINDS if kinds.may_have(kind, file)} == may_have
+
+
+def test_every_test_is_in_a_file_that_may_have_its_kind(request: pytest.FixtureRequest) -> None:
+    of_files = {(kind, item.path) for item in request.session.items for kind in kinds_of(item)}
+    assert all(kinds.may_have(*each) for each in of_files)
