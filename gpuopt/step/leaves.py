@@ -18,7 +18,7 @@ from gpuopt.state.state import State
 from gpuopt.step.pairs import Zipped, raise_naming
 from gpuopt.trees import Tree, Walk, describe_difference, flatten, walk_of
 from gpuopt.variables.gate import writing
-from gpuopt.variables.identity import Identity, move_identity
+from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable, list_raw_array
 
 Pairs = list[tuple[Any, Any]]
@@ -316,7 +316,6 @@ def _replace(
     with writing(), interrupts_put_off():
         forget_plans({variable.identity for variable, _ in replaced})
         for variable, leaf in replaced:
-            move_identity(variable.identity, leaf.identity)
             variable.take_array(leaf)
 
 

@@ -19,7 +19,7 @@ from gpuopt.errors import DeviceUnavailableError
 from gpuopt.interrupts import at_once
 from gpuopt.listed import ListsWhatUsersNeed
 from gpuopt.variables.gate import is_between_writes, is_writing, writing
-from gpuopt.variables.identity import Identity, identity_of
+from gpuopt.variables.identity import Identity, identity_of, move_identity
 from gpuopt.variables.late_errors import raise_late_errors
 from gpuopt.variables.operands import check_shape, checked_operand
 from gpuopt.variables.operators import (
@@ -385,9 +385,17 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
             self._array[rows] = value
 
     def take_array(self, other: Variable) -> None:
-        """Takes the array of another Variable, of the same form, in place of its own."""
-        with writing(), self._writing():
-            self._array = other._array.view()
+        """Takes the array of another Variable of a raw array in place of its own, and its place.
+
+        Work on other streams of a GPU that reads or writes either array comes first.
+
+        Args:
+            other: Of the same form; see `move_identity`.
+        """
+        with writing(), self._writing(), other._writing():
+            array = other._array.view()
+            move_identity(self.identity, other.identity)
+            self._array = array
 
     def count_up(self, use_locking: bool = False) -> None:
         """Adds 1 in place, as `assign_add(1)` does, which takes several times as long to check it.

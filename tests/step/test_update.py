@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from gpu_streams import new_stream
 from interrupt_at import HandleAt
+from spawned import one_process
 
 import gpuopt
 from gpuopt.trees import flatten, walk_of
@@ -563,6 +565,25 @@ def test_arrays_that_another_optimizer_has_replaced_are_updated_themselves() -> 
     np.testing.assert_array_equal(slow["w"], [0.0, 0.0])
 
 
+def test_an_array_that_a_loss_has_read_keeps_its_path_until_after_the_loss() -> None:
+    optimizer = gpuopt.MomentumOptimizer(1.0, 1.0)
+    w = gpuopt.Variable(ones)
+    former, new = {"v": ones.copy()}, {"v": ones.copy()}
+    optimizer.update(former, {"v": ones})
+    [read] = [each for each in gpuopt.trainable_variables() if each.name == "v"]
+
+    def loss() -> Any:
+        value = (read * w).sum()
+        optimizer.update(new, {"v": ones})
+        return value
+
+    with pytest.raises(RuntimeError, match='"v" would be written in a loss'):
+        gpuopt.GradientDescentOptimizer(1.0).minimize(loss, var_list=[w, read])
+    optimizer.update(new, {"v": ones})
+    np.testing.assert_array_equal(former["v"], [0.0, 0.0])
+    np.testing.assert_array_equal(new["v"], [-1.0, -1.0])
+
+
 def test_ctrl_c_replaces_all_arrays_of_a_tree_or_none() -> None:
     def press() -> None:
         nonlocal is_pressed
@@ -652,6 +673,55 @@ def test_state_goes_on_where_cupy_arrays_are_replaced() -> None:
     slots = by_device.state_dict()["slots"]["m"]
     assert list(slots)[:2] == ["model/layers/0/W", "model/layers/0/b"]
     assert len(slots) == len(leaves_of(on_host))
+
+
+def updated_on_two_streams() -> Any:
+    """Returns what a stream sees of an array that it has taken over after work on another one."""
+    import cupy
+
+    by_path, by_array = gpuopt.MomentumOptimizer(1.0, 0.0), gpuopt.GradientDescentOptimizer(1.0)
+    former, new, grad = (cupy.full(4096, value, np.float32) for value in (0, 0, 1))
+    by_path.update({"w": former}, {"w": grad})
+    by_array.apply_gradients([(grad, former)])  # prepares the kernel
+    cupy.cuda.Device().synchronize()
+    first, second = new_stream(), new_stream()
+    with first:
+        by_array.apply_gradients([(grad, new)])
+    with second:
+        by_path.update({"w": new}, {"w": grad})
+        seen = new.copy()
+    return seen.get(second)
+
+
+@pytest.mark.gpu
+def test_a_new_array_is_updated_after_work_on_another_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GPUOPT_DRIVER_STREAMS", "newest")
+    # In this one, looks at earlier tests' events might do the waiting.
+    with one_process() as process:
+        seen = process.submit(updated_on_two_streams).result()
+    np.testing.assert_array_equal(seen, np.full(4096, -2.0))
+
+
+@pytest.mark.gpu
+def test_an_array_that_a_capture_refuses_is_updated_after_it() -> None:
+    import cupy
+
+    optimizer = gpuopt.MomentumOptimizer(1.0, 1.0)
+    former, new, grad = (cupy.full(4, value, np.float32) for value in (0, -1, 1))
+    optimizer.update({"w": former}, {"w": grad})
+    cupy.cuda.Device().synchronize()
+    with new_stream() as stream:
+        stream.begin_capture()
+        try:
+            with pytest.raises(RuntimeError, match="is being captured into a CUDA graph"):
+                optimizer.update({"w": new}, {"w": grad})
+        finally:
+            stream.end_capture()
+    optimizer.update({"w": new}, {"w": grad})
+    np.testing.assert_array_equal(former.get(), np.full(4, -1.0))
+    np.testing.assert_array_equal(new.get(), np.full(4, -3.0))
 
 
 @pytest.mark.gpu
