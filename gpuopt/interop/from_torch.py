@@ -144,7 +144,7 @@ def optimizer_from_torch(
 
 
 class EpsilonOfTorch:
-    """torch's epsilon of Adam: added before the bias correction, gpuopt's after it.
+    """torch's epsilon of Adam, as gpuopt adds it: to the root of `v` before the bias correction.
 
     Args:
         eps: torch's.

@@ -132,8 +132,9 @@ def _export_adam(
         hyper |= read_numbers(given, ["epsilon"])
     if hyper["epsilon"] and not isinstance(epsilon, EpsilonOfTorch) and not allow:
         raise ValueError(
-            f"gpuopt's Adam adds epsilon={hyper['epsilon']} after the bias correction, torch's "
-            "before it; they agree only at epsilon=0"
+            f"gpuopt's Adam adds epsilon={hyper['epsilon']} to the root of v, torch's to that of "
+            "the bias-corrected v; they agree only at epsilon=0. To accept the difference, pass "
+            "allow_epsilon_difference=True"
         )
     state = optimizer.state_dict(variables)
     beta2 = read_numbers(optimizer.hyperparameters, ["beta2"])["beta2"]

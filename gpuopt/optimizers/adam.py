@@ -53,9 +53,10 @@ class AdamOptimizer(RuleOptimizer):
         v += (1 - beta2) * (g^2 - v)
         w -= learning_rate * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon)
 
-    So epsilon is the paper's "epsilon hat", added after bias correction. A sparse gradient moves
-    every row of the variable, as TensorFlow does: `m` and `v` decay everywhere, and rows without a
-    gradient keep moving while their `m` lasts. `LazyAdamOptimizer` leaves those rows alone.
+    So epsilon is the paper's "epsilon hat": it is added to the root of `v` itself, and not of the
+    bias-corrected `v`. A sparse gradient moves every row of the variable, as in TensorFlow: `m` and
+    `v` decay everywhere, and rows without a gradient keep moving while their `m` lasts.
+    `LazyAdamOptimizer` leaves those rows alone.
 
     `beta1^t` and `beta2^t` are the variables `beta1_power` and `beta2_power`, float32 whatever the
     type of the weights, shared by all variables and multiplied once in a step. A group that has a

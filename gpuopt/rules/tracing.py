@@ -171,7 +171,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> Traced:
         if method != "__call__" or ufunc.nout != 1:
             called = "" if method == "__call__" else f".{method}"
-            self.tape.refuse(f"np.{ufunc.__name__}{called}, which is not of one element alone")
+            what = f"np.{ufunc.__name__}{called}, which is not of one element alone"
+            self.tape.refuse(what + (_USE_SUMS if ufunc is np.add and called == ".reduce" else ""))
         if options:
             self.tape.refuse(f"np.{ufunc.__name__} with {', '.join(options)}=")
         result = self.tape.call(ufunc, inputs)
@@ -191,7 +192,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> Any:
         known = _FUNCTIONS.get(function)
         if known is None:
-            self.tape.refuse(f"np.{function.__name__}")
+            self.tape.refuse(_name_with_advice("np", function.__name__))
         try:
             return known(self.tape, *inputs, **options)
         except TypeError as error:
@@ -207,20 +208,20 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if key is not Ellipsis and not (isinstance(key, slice) and key == slice(None)):
-            self.tape.refuse(f"array[{_shown(key)}] = ..., where np.where(condition, a, b) does it")
+            self.tape.refuse(f"array[{_shown(key)}] = ...: use np.where(condition, a, b)")
         node = self.tape.as_node(value, None if isinstance(value, Traced) else self.dtype)
         self.become(Traced(self.tape, node, True), "unsafe")
 
     def __getitem__(self, key: Any) -> Any:
         if key is Ellipsis or (isinstance(key, slice) and key == slice(None)):
             return self
-        self.tape.refuse(f"array[{_shown(key)}], where np.where(condition, a, b) chooses")
+        self.tape.refuse(f"array[{_shown(key)}]: use np.where(condition, a, b)")
 
     def __bool__(self) -> bool:
         return self.tape.decide(self.node)
 
     def __float__(self) -> Any:
-        self.tape.refuse("a conversion to a number, as math.sqrt makes it: np.sqrt makes none")
+        self.tape.refuse("a conversion to a number, as in math.sqrt(x): use np.sqrt(x)")
 
     __int__ = __index__ = __complex__ = __float__
 
@@ -239,7 +240,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        self.tape.refuse(f"array.{name}")
+        self.tape.refuse(_name_with_advice("array", name))
 
     def become(self, value: Traced, casting: Any) -> None:
         """Takes another value, in place."""
@@ -267,14 +268,12 @@ class _Tape:
     def decide(self, node: Node) -> bool:
         """Returns the outcome of a Python `if`."""
         if node.rank is not Rank.UNIFORM:
-            self.refuse(
-                "a decision by an array's values, where np.where(condition, a, b) has both ways"
-            )
+            self.refuse("an `if` on an array's values: use np.where(condition, a, b)")
         known = dict(self.decisions)
         if node not in known:
             at = len(self.decisions)
             if at == MOST_DECISIONS:
-                self.refuse(f"more than {MOST_DECISIONS} decisions by scalars")
+                self.refuse(f"more than {MOST_DECISIONS} decisions by scalars: use np.where")
             known[node] = self.prefix[at] if at < len(self.prefix) else True
             self.decisions.append((node, known[node]))
         return known[node]
@@ -401,6 +400,14 @@ class _Tape:
             f"{self._name}: {_line()}: an update rule is arithmetic on the elements of equally "
             f"long arrays; it cannot do this: {what}"
         )
+
+
+_SUMS = frozenset({"average", "dot", "inner", "mean", "norm", "sum", "vdot"})
+_USE_SUMS = ": for a sum over a variable, give update_rule `sums` and `terms`"
+
+
+def _name_with_advice(owner: str, name: str) -> str:
+    return f"{owner}.{name}" + (_USE_SUMS if name in _SUMS else "")
 
 
 def _have_same_operation(yes: Node, no: Node) -> bool:

@@ -207,6 +207,8 @@ def checked_gradient(
                 f"Drop its first dimension, as by gradient.reshape({variable.shape}), or by "
                 ".sum(axis=0) without keepdims."
             )
+        elif [n for n in array.shape if n != 1] == [n for n in variable.shape if n != 1]:
+            hint = f"Pass gradient.reshape({variable.shape})."
         raise ValueError(
             f'gradient for "{variable.name}" has shape {array.shape}; the variable has shape '
             f"{variable.shape}. {hint}"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gpuopt
+from gpuopt.optimizers.base import RuleOptimizer
 
 pytestmark = pytest.mark.contract
 
@@ -21,6 +22,10 @@ def array(shape: Any = 2, dtype: Any = np.float32) -> Any:
 
 def adam() -> gpuopt.Optimizer:
     return gpuopt.AdamOptimizer(0.1)
+
+
+class WithoutInit(RuleOptimizer):
+    rule = gpuopt.AdamOptimizer.rule
 
 
 class Layer:
@@ -40,6 +45,12 @@ class Layer:
         (lambda: gpuopt.AdamOptimizer(lr=0.1), "takes no lr: it calls that learning_rate"),  # type: ignore[call-arg]
         (lambda: gpuopt.AdamOptimizer(betas=(0.9, 0.9)), "takes no betas: .* beta1 and beta2"),  # type: ignore[call-arg]
         (lambda: gpuopt.AdamOptimizer(eps=1e-8), "takes no eps: it calls that epsilon"),  # type: ignore[call-arg]
+        (lambda: gpuopt.AdamOptimizer(b1=0.9), "takes no b1: it calls that beta1"),  # type: ignore[call-arg]
+        (lambda: gpuopt.RMSPropOptimizer(0.1, rho=0.9), "takes no rho: it calls that decay"),  # type: ignore[call-arg]
+        (
+            lambda: gpuopt.AdamOptimizer(params=[array()]),  # type: ignore[call-arg]
+            "takes no params: variables come with their gradients",
+        ),
         (lambda: gpuopt.AdamOptimizer(weight_decay=0.1), "no weight decay: AdamWOptimizer"),  # type: ignore[call-arg]
         (lambda: gpuopt.AdamOptimizer([array()], 0.1), "variables come with their gradients"),
         (lambda: gpuopt.Saver([gpuopt.Variable(1.0)], adam()), r"optimizers=\[optimizer\]"),  # type: ignore[arg-type]
@@ -48,11 +59,16 @@ class Layer:
             r"gradient.reshape\(\(2,\)\), or by .sum\(axis=0\)",
         ),
         (
+            lambda: adam().update([array((3, 1))], [array(3)]),
+            r"variable has shape \(3, 1\). Pass gradient.reshape\(\(3, 1\)\)\.",
+        ),
+        (
             lambda: adam().apply_gradients([(array(2, np.complex64), array(2, np.complex64))]),
             r"w.view\(np.float32\) trains real and imaginary parts apart",
         ),
         (lambda: adam().update([Layer()], [array()]), "got Layer; of an object .* pass the arrays"),
         (lambda: adam().update({"b": np.float32(0)}, {"b": 1.0}), r"gpuopt.Variable\(value\)"),
+        (lambda: WithoutInit(0.1), r"define __init__\(self, learning_rate, \*\*common\)"),  # type: ignore[arg-type]
         (lambda: gpuopt.train, "gpuopt.AdamOptimizer: see .Coming from TensorFlow"),
         (lambda: gpuopt.optim, "gpuopt.AdamOptimizer: see .Coming from PyTorch"),
     ],

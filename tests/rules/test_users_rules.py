@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import logging
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -436,14 +437,29 @@ def asks_a_method(grad: Any) -> Any:
     return grad.mean()
 
 
+def has_a_norm(grad: Any) -> Any:
+    return grad / np.linalg.norm(grad)
+
+
+def converts(grad: Any) -> Any:
+    return math.sqrt(grad)
+
+
+def indexes(grad: Any) -> Any:
+    return grad[grad > 0]
+
+
 @pytest.mark.parametrize(
     ("compute", "words"),
     [
-        (sums, r"np\.cumsum"),
-        (reduces, r"np\.add\.reduce"),
-        (decides, "a decision by an array's values"),
+        (sums, r"np\.cumsum$"),
+        (reduces, r"np\.add\.reduce, .*: for a sum .* give update_rule `sums` and `terms`"),
+        (decides, r"an `if` on an array's values: use np\.where"),
         (masks, r"np\.add with where="),
-        (asks_a_method, r"array\.mean"),
+        (asks_a_method, r"array\.mean: for a sum .* give update_rule `sums` and `terms`"),
+        (has_a_norm, r"np\.norm: for a sum .* give update_rule `sums` and `terms`"),
+        (converts, r"a conversion to a number, .*: use np\.sqrt"),
+        (indexes, r"array\[an array\]: use np\.where"),
     ],
 )
 def test_a_rule_that_is_no_arithmetic_on_elements_is_refused(compute: Any, words: str) -> None:

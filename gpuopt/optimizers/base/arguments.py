@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -77,8 +77,15 @@ def with_defaults(
     The name is by default the class's, less "Optimizer".
 
     Raises:
-        TypeError: an argument is unknown; the message lists those that the class takes.
+        TypeError: `common` is no mapping, or an argument is unknown; the message lists those that
+            the class takes.
     """
+    if not isinstance(common, Mapping):
+        raise TypeError(
+            f"{optimizer_class.__name__}: RuleOptimizer takes a mapping of the common arguments "
+            f"first, got {common!r}: define __init__(self, learning_rate, **common), and call "
+            "super().__init__(common, learning_rate=learning_rate) there"
+        )
     for name in common:
         if name not in Common.__annotations__:
             # A `**common` that is not annotated stands for all of Common.
@@ -94,7 +101,13 @@ def with_defaults(
 _OTHER_NAMES = {
     "lr": ("learning_rate",),
     "betas": ("beta1", "beta2"),
+    "b1": ("beta1",),
+    "b2": ("beta2",),
+    "beta_1": ("beta1",),
+    "beta_2": ("beta2",),
+    "decay_rate": ("decay",),
     "eps": ("epsilon",),
+    "rho": ("decay",),
 }
 
 
@@ -113,6 +126,8 @@ def unknown_argument(cls: type[Any], name: str, more: Iterable[str] = ()) -> Typ
     hint = ""
     if meant and set(meant) <= {*known}:
         hint = f": it calls that {' and '.join(meant)}"
+    elif name in ("params", "parameters", "variables"):
+        hint = ": variables come with their gradients, in apply_gradients or update"
     elif name == "weight_decay":
         hint = ", and has no weight decay: AdamWOptimizer, MomentumWOptimizer and others have"
     return TypeError(f"{cls.__name__} takes no {name}{hint}; it takes {', '.join(known)}")
