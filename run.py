@@ -172,7 +172,7 @@ TASKS = {
         last=f"GPUOPT_ALL_KERNELS=1 {NEEDS} tests/support/compile_times.py",
     ),
     "mutants": Task(
-        "mutate functions, and report the mutants that no test notices",
+        "change functions at one place each, and report the changes that no test notices",
         {"mutants": f"{ONE_THREAD} python tests/support/mutants.py"},
         ["test", "mutants", "plots"],
     ),

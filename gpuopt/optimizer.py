@@ -316,29 +316,30 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
     ) -> None:
         """Updates every variable that has a gradient, in place and on its own device.
 
-        Everything is checked before anything is written. Gradients are only read. In a replica of
-        a strategy, gradients are summed over the replicas first.
+        Everything is checked before anything is written. Gradients are not changed. In a replica
+        of a strategy, gradients are summed over the replicas first.
 
         Args:
             grads_and_vars: (gradient, variable) pairs. A gradient is an array of the variable's
                 shape and dtype, nested lists of numbers, a Variable, IndexedSlices, or None, which
                 leaves its variable alone. A variable is a Variable or a writable array.
-            global_step: A scalar Variable or array, which grows by 1 after the update.
-            name: What NVIDIA's profilers call this step; by default the optimizer's name.
+            global_step: A scalar Variable or array; 1 is added to it after the update.
+            name: The name of this step in NVIDIA's profilers; by default the optimizer's name.
             skip_gradients_aggregation: In a replica, update this replica's variables by its own
                 gradients, as if there were no strategy.
 
         Raises:
-            ValueError: no pairs, no gradient, a malformed pair, a wrong shape, a read-only array,
-                or memory that would be updated twice.
-            TypeError: something is no gradient or no variable, or has a wrong dtype.
-            IndexError: a row of IndexedSlices is outside its variable. Where the rows are on a GPU,
-                a later call raises it (see `check`), and this one changes nothing there.
-            RuntimeError: IndexedSlices for a variable with a constraint; or a strategy's
-                cross-replica context.
-            DeviceUnavailableError: an array lives on a device that cannot be used.
-            FloatingPointError: a gradient is not finite, and `on_nonfinite` is "raise". Where a GPU
-                decides, a later call raises it (see `check`), and this one changes nothing.
+            ValueError: there are no pairs or no gradients, a pair is malformed, a shape is wrong,
+                an array is read-only, or the same memory would be updated twice.
+            TypeError: an argument is not a gradient or a variable, or a dtype is wrong.
+            IndexError: a row of IndexedSlices is outside its variable. If the rows are on a GPU, a
+                later call raises the error (see `check`), and this call changes nothing there.
+            RuntimeError: IndexedSlices are given for a variable with a constraint; or the call is
+                in a strategy's cross-replica context.
+            DeviceUnavailableError: an array is on a device that cannot be used.
+            FloatingPointError: a gradient is not finite, and `on_nonfinite` is "raise". If a GPU
+                checks it, a later call raises the error (see `check`), and this call changes
+                nothing.
         """
         context = replica_context()
         if context.strategy is not None and not skip_gradients_aggregation:
@@ -363,34 +364,36 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
     def update(
         self, params: Params, grads: Any, name: str = "", *, global_step: Any = None
     ) -> Params:
-        """Updates a tree of parameters in place by the same tree of gradients, as one step.
+        """Updates a tree of parameters in place, by a tree of gradients, as one step.
 
             params = {"layers": [{"W": w0, "b": b0}, {"W": w1, "b": b1}]}
+            grads = {"layers": [{"W": dw0, "b": db0}, {"W": dw1, "b": db1}]}
             optimizer.update(params, grads)
 
-        A tree is a dict, list, tuple, named tuple or dataclass, of such or of leaves. Gradients are
-        found by keys and places. A leaf is known by the tree's name and its path, as
-        "generator/layers/0/W": its state, its group, checkpoints and errors go by that. An array
-        that later comes to the path in place of another one, of the same shape and dtype and on the
-        same device, goes on with the state. A `Variable` keeps its own name.
+        A tree is a dict, list, tuple, named tuple or dataclass of leaves or of further trees. Both
+        trees have the same keys and lengths. A leaf's name is the tree's name and its path, as
+        "generator/layers/0/W": its state, its group, checkpoints and errors use this name. If
+        another array of the same shape, dtype and device is at the path in a later call, it
+        continues with the state. A `Variable` keeps its own name.
 
-        One array, without a name, is known by its memory, as in `apply_gradients`.
+        One array instead of a tree, without `name`, is known by its memory, as in
+        `apply_gradients`.
 
         Args:
-            params: The tree, whose leaves are Variables or writable arrays. The optimizer keeps
-                the arrays.
-            grads: The tree of gradients. Each is what `apply_gradients` takes: an array,
-                IndexedSlices, or None, which leaves the leaf alone, with its state.
-            name: Of the tree. Trees of different models need different names.
+            params: The tree, whose leaves are Variables or writable arrays. The optimizer keeps a
+                reference to each array.
+            grads: The tree of gradients. A gradient is an array, IndexedSlices, or None, which
+                leaves the leaf and its state as they are; see `apply_gradients`.
+            name: The tree's name. Trees of different models need different names.
             global_step: See `apply_gradients`.
 
         Returns:
             `params` itself.
 
         Raises:
-            ValueError: the trees have different paths, or others than in earlier calls of this
-                name; an array is at two paths, or has another shape, dtype or device than the one
-                before; a key contains "/"; or see `apply_gradients`.
+            ValueError: the trees have different paths, or other paths than in earlier calls with
+                this name; an array is at two paths; an array has another shape, dtype or device
+                than the earlier one at its path; a key contains "/"; or see `apply_gradients`.
             TypeError: see `apply_gradients`, which also raises all other errors.
         """
         if not isinstance(name, str):

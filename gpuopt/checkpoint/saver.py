@@ -67,9 +67,9 @@ class Saver:
     """Saves variables and optimizers' state to files, and restores them.
 
     A checkpoint is one safetensors file, `<path>-<global_step>.safetensors`, with TensorFlow's
-    names and exact dtypes. A save is atomic and durable: after a crash at any moment the newest
-    checkpoint is the old one or the new one, in full. What is saved is the state between two steps,
-    also while other threads train. One process at a time saves under one path.
+    names and exact dtypes. A save is atomic and durable: after a crash at any moment, the newest
+    checkpoint is the old one or the new one, and it is complete. A checkpoint is the state between
+    two steps, also while other threads train. Only one process at a time may save under one path.
     """
 
     def __init__(
@@ -79,24 +79,24 @@ class Saver:
         keep_checkpoint_every_n_hours: float = 10000.0,
         optimizers: Sequence[Optimizer] | None = None,
     ) -> None:
-        """Says what belongs to the checkpoints.
+        """Chooses the variables and optimizers of the checkpoints.
 
         Args:
             var_list: A list of Variables; or a mapping of names in the checkpoint to variables or
-                arrays, by which other names are restored, and raw arrays are saved. By
-                default whatever `global_variables()` lists at each call; a checkpoint must then
-                hold exactly these.
+                arrays, which renames variables, and gives raw arrays a name. By default all that
+                `global_variables()` lists at each call; a checkpoint must then contain exactly
+                these.
             max_to_keep: How many checkpoints of this Saver are kept; older ones are removed once a
-                newer one is on the disk. None or 0 keeps all. In a forked child, those that the
-                parent has saved do not count.
-            keep_checkpoint_every_n_hours: Of those to be removed, one in so many hours stays.
-            optimizers: Whose state belongs to the checkpoints. By default every living optimizer,
-                or none if `var_list` is given. One around another, as SyncReplicasOptimizer,
-                stands for the one inside; the scale and the counts of a LossScaleOptimizer belong
-                to it, too.
+                newer one is on the disk. None or 0 keeps all. In a forked child, checkpoints that
+                the parent has saved do not count.
+            keep_checkpoint_every_n_hours: Keep one checkpoint for each such period, even if
+                `max_to_keep` would remove it.
+            optimizers: The optimizers whose state is saved. By default all that exist, or none if
+                `var_list` is given. For a wrapper, as SyncReplicasOptimizer, the state of the
+                optimizer inside is saved, with the scale and the counts of a LossScaleOptimizer.
 
         Raises:
-            TypeError: `var_list` or `optimizers` holds something else.
+            TypeError: `var_list` or `optimizers` contains an object of another type.
             ValueError: a name or a variable appears twice, or a number is negative.
         """
         if isinstance(max_to_keep, Optimizer | list | tuple):
@@ -135,7 +135,7 @@ class Saver:
         """Writes a checkpoint and returns when it is safely on the disk.
 
         Args:
-            path: Where, and the beginning of the file's name.
+            path: The folder and the beginning of the file's name, as "folder/model".
             global_step: A number, or a scalar variable or array; it becomes part of the name.
 
         Returns:
@@ -144,10 +144,10 @@ class Saver:
         Raises:
             FileNotFoundError: there is no such folder.
             OSError: the file could not be written; earlier checkpoints are as they were.
-            ValueError: something has a dtype or a name that a checkpoint cannot hold, or no name;
-                without `var_list`, loaded slots wait for a variable; `path` is a folder's, as
-                "here/"; or `global_step` is no whole number from 0 on.
-            TypeError: `global_step` is no number.
+            ValueError: a variable has a dtype or a name that a checkpoint cannot contain, or no
+                name; without `var_list`, loaded slots wait for a variable; `path` is a folder, as
+                "here/"; or `global_step` is negative or not a whole number.
+            TypeError: `global_step` is not a number.
             RuntimeError: called in the middle of a step, or a step was not finished.
             DeadlineExceededError: another thread does not end its step, its save or its restore.
         """
@@ -162,23 +162,23 @@ class Saver:
     def save_async(self, path: str | os.PathLike[str], global_step: Any = None) -> Future[str]:
         """Copies the state, and writes it in a thread while training goes on.
 
-        Memory holds one copy at most: a call waits until the one before it has been written. A
-        failure is logged, and raised by the result's `result()`. Python waits for the thread at its
-        own end. A forked child leaves the file to its parent.
+        There is at most one copy in memory: a call waits until the one before has been written. If
+        a save fails, the error is logged, and raised by `result()` of the returned future. At its
+        exit, Python waits for the thread. In a forked child, the parent writes the file.
 
         Args:
             path: As in `save`.
             global_step: As in `save`.
 
         Returns:
-            The path to be: `.result()` waits until the file is safely on the disk, and raises what
-            `save` raises.
+            A future of the file's path: `.result()` waits until the file is safely on the disk,
+            and raises the errors of `save`.
 
         Raises:
             FileNotFoundError: there is no such folder.
             ValueError: an array has slots and no name, loaded slots wait for a variable, or
-                `global_step` is as in `save`.
-            TypeError: `global_step` is no number.
+                `global_step` is negative or not a whole number.
+            TypeError: `global_step` is not a number.
             RuntimeError: called in the middle of a step, or a step was not finished.
             DeadlineExceededError: another thread does not end its step, its save or its restore.
         """
@@ -201,34 +201,34 @@ class Saver:
         *,
         optimizer_scope: str | Mapping[Optimizer, str] | None = None,
     ) -> None:
-        """Takes over a checkpoint's values, in place; the run continues as the saved one would.
+        """Reads a checkpoint into the variables and slots, in place.
 
-        Everything is read and checked before anything is written. Slots that are missing are made.
-        Then Ctrl-C waits until everything is written; an error, or a second Ctrl-C, undoes what was
-        written. Meanwhile host memory holds the checkpoint: its values and the replaced ones change
-        places.
+        The run continues as the saved one would. Everything is read and checked before anything is
+        written. Missing slots are made. While values are written, the first Ctrl-C waits; an error,
+        or a second Ctrl-C, undoes what was written. Meanwhile the checkpoint is in host memory,
+        where its values and the replaced ones change places.
 
         Args:
-            path: What `save` or `latest_checkpoint` returned; or the prefix of a checkpoint that
-                TensorFlow itself wrote, as "model.ckpt-1000", or one of its files. This needs
-                tensorflow. Its optimizers must be those of the Saver, in the order in which the
-                graph made them.
-            deferred: Values of variables that do not exist yet wait for `attach`, and the slots of
-                such variables for the first step or `attach`. Without it they are an error, or
-                are left out if `var_list` was given.
+            path: The path that `save` or `latest_checkpoint` returned; or the prefix of a
+                checkpoint that TensorFlow itself wrote, as "model.ckpt-1000", or one of its files.
+                This needs tensorflow, and the Saver must have the graph's optimizers, in the order
+                in which the graph made them.
+            deferred: Keep the values of variables that do not exist yet until `attach`, and the
+                slots of such variables until their first step or `attach`. If False, such values
+                are an error, or are ignored if `var_list` was given.
             optimizer_scope: The `variable_scope` or `name_scope` in which TensorFlow's graph made
-                the optimizers; or a mapping from optimizers to scopes, without those optimizers
+                the optimizers; or a mapping from optimizers to scopes, which leaves out optimizers
                 that were made in none.
 
         Raises:
             FileNotFoundError: there is no such file.
             TypeError: `optimizer_scope` is neither text nor a mapping of optimizers to text.
-            ValueError: `path` is None; or `optimizer_scope` is given for another checkpoint than
-                TensorFlow's, or names an optimizer that is not the Saver's.
-            CheckpointError: the file is damaged, or of TensorFlow's first format; or names, shapes
+            ValueError: `path` is None; or `optimizer_scope` is given, but the checkpoint is not
+                TensorFlow's, or it names an optimizer that is not the Saver's.
+            CheckpointError: the file is damaged, or in TensorFlow's first format; or names, shapes
                 or dtypes do not fit; or TensorFlow's checkpoint has slots or powers of beta that
                 belong to no optimizer here.
-            ModuleNotFoundError: tensorflow is needed.
+            ModuleNotFoundError: the checkpoint is TensorFlow's, and tensorflow is not installed.
             RuntimeError: called in the middle of a step.
             DeadlineExceededError: another thread does not end its step, its save or its restore.
         """
@@ -268,16 +268,17 @@ class Saver:
             self._restore(own, saved, purpose, deferred, self._variables is None)
 
     def attach(self, variables: Any) -> None:
-        """Gives variables that were made after a deferred `restore` the values that wait for them.
+        """Gives variables that were made after a deferred `restore` their restored values.
+
+        Their slots get their values, too. This Saver's later checkpoints contain the variables.
 
         Args:
             variables: A list of Variables, or a mapping of names in the checkpoint to variables or
                 arrays.
-                Their slots are made with the restored values, too. They belong to this Saver's
-                later checkpoints.
 
         Raises:
-            ValueError: nothing waits for a variable, or it, or a slot, has another shape or dtype.
+            ValueError: there is no restored value for a variable, or the variable or a slot has
+                another shape or dtype.
         """
         named = _by_name(variables, "variables")
         places = self._places(named)
@@ -313,9 +314,9 @@ class Saver:
         return self._kept.paths
 
     def recover_last_checkpoints(self, checkpoint_paths: Iterable[str]) -> None:
-        """Lets `max_to_keep` count checkpoints of an earlier run, the newest last.
+        """Makes `max_to_keep` count these checkpoints, of an earlier run, instead of its own.
 
-        What is no checkpoint is logged and left out.
+        List the newest last. Missing files are ignored; damaged ones are logged and ignored.
         """
         paths = list(checkpoint_paths)
         self._between_writes("reading checkpoints", lambda: self._kept.replace_all(paths))

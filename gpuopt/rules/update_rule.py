@@ -35,28 +35,30 @@ class UpdateRule:
 
     Attributes:
         apply: The function. Takes flat chunks of any length and updates `var` and its slots in
-            place; the gradient is read-only. It must depend on its arguments alone: for large
-            arrays its numpy calls are recorded, once for the same scalars, and replayed. If it is
-            row-wise, it takes rows, [num_rows, row_width], and a slot's numbers as [num_rows, 1].
-        slots: Slot names, in order.
-        scalars: Per-step scalar names, in order.
-        cuda: A functor of the user's own, which is taken instead.
+            place; the gradient is read-only. Its result must depend on its arguments alone: for
+            large arrays its numpy calls are recorded, once for the same scalars, and replayed. If
+            the rule is row-wise, it takes rows, [num_rows, row_width], and each of `row_slots` as
+            [num_rows, 1].
+        slots: The slots' names, in order.
+        scalars: The names of the scalars of a step, in order.
+        cuda: The user's own functor, which is used instead of a traced one.
         squares: The slots that sum or average squares, or keep the largest, and so are never
             below 0.
-        sums: Scalars, one after the other, that the optimizer does not give: each variable has its
-            own, which are sums over all its elements.
-        terms: Takes what `apply` does, writes nothing, and returns what is summed, an array for
-            each of `sums`. The scalars that are sums are 0.
+        sums: Scalars that are sums over all elements of a variable: each variable has its own, and
+            the optimizer does not give them. They stand side by side in `scalars`.
+        terms: Takes the arguments of `apply`, with `sums` of 0. Writes nothing, and returns an
+            array for each of `sums`, whose elements are summed.
         degrees: The degree of each sum in the gradient, if all are over the variable and the
             gradient alone; else empty.
         row_slots: The last slots, if the rule is row-wise: they have one number for each row. Such
-            a rule has a scalar `mean_square`, an array [num_rows, 1]: of each row its own.
+            a rule has a scalar `mean_square`, [num_rows, 1]: the mean of each row's squared
+            gradients.
         unnamed: What the rule does where the gradient is 0, if rows without one can catch up.
         eight_bit: The slots that may be stored in 8 bits.
-        is_rounded: Whether backends round what it writes stochastically; see `rounded`.
-        stored: The type that the variable is rounded to, if the rule goes by that; see `averaged`.
-        is_averaged: Whether its first slot is an average of the variable, which it moves; see
+        is_rounded: Whether backends round the values that it writes stochastically; see `rounded`.
+        stored: The dtype that the variable is rounded to, if the rule depends on it; see
             `averaged`.
+        is_averaged: Whether its first slot is a moving average of the variable; see `averaged`.
     """
 
     apply: Callable[..., None]
@@ -90,7 +92,7 @@ class UpdateRule:
 
     @computed_once
     def own_functor(self) -> Functor:
-        """The functor in C++: the user's own, or one that is traced."""
+        """The functor in C++: the user's own, or the traced one."""
         if self.cuda is not None:
             return Functor(self.cuda.functor, f'#include "{self.cuda.header}"')
         counts = {"num_slots": len(self.slots)}
@@ -108,11 +110,11 @@ class UpdateRule:
         )
 
     def traced(self, real: np.dtype[Any]) -> Program:
-        """Returns what the rule does, as a program of arrays of a type.
+        """Returns the rule's operations on arrays of a dtype, as a program.
 
         Raises:
             TypeError: it is not arithmetic on elements, or it returns something.
-            ValueError: it writes to a slot of rows what differs within rows.
+            ValueError: it writes values to a slot of rows that differ within a row.
         """
 
         def step(given: Mapping[str, Any]) -> None:
@@ -126,7 +128,7 @@ class UpdateRule:
         return self._trace(step, real)
 
     def traced_terms(self, real: np.dtype[Any]) -> Program:
-        """Returns what the rule sums, likewise."""
+        """Returns the operations of `terms`, likewise."""
         return self._trace(partial(self._call, self.terms), real)
 
     def _call(self, function: Any, given: Mapping[str, Any]) -> Any:
@@ -147,7 +149,7 @@ class UpdateRule:
 
     @property
     def cpp(self) -> str:
-        """What GPUs and compilers for the CPU get: C++ whose statements name lines of Python."""
+        """The C++ that is compiled for GPUs and the CPU, with each statement's line of Python."""
         return "\n".join(self.definitions)
 
     @property
@@ -168,7 +170,7 @@ class UpdateRule:
 
     @computed_once
     def fields(self) -> tuple[str, ...]:
-        """What its scalars are called in C++."""
+        """The names of its scalars in C++."""
         return tuple(
             # Loops over rows write it, also for forms of users' own.
             name if self.cuda is not None or name == MEAN_SQUARE else field_name(name, place)
@@ -180,7 +182,7 @@ class UpdateRule:
         return row_shape(shape) if slot in self.row_slots else shape
 
     def own(self, scalars: Mapping[str, np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        """Returns those of some scalars that this rule takes."""
+        """Returns the scalars that this rule takes, without the others."""
         return {name: scalars[name] for name in self.scalars}
 
     def gradient(self, grad: Any, scalars: Mapping[str, Any]) -> Any:
@@ -280,36 +282,35 @@ def update_rule(
     eight_bit: Sequence[str] = (),
     degrees: Sequence[int] = (),
 ) -> UpdateRule | Callable[[Callable[..., None]], UpdateRule]:
-    """Makes an update rule of a function of numpy; a decorator, with or without arguments.
+    """Makes an update rule from a function of numpy; a decorator, with or without arguments.
 
     The signature is the rule's contract: after `var` and `grad`, positional parameters are slots
-    and keyword-only parameters are scalars. The rule writes in place, as `var -= ...` does: with
-    `var = ...`, the name only gets another array. It is arithmetic on elements: it is called with
-    stand-ins, and what it does to them is what GPUs do, and what is compiled for the CPU.
+    and keyword-only parameters are scalars. The rule writes in place, as by `var -= ...` or
+    `slot[...] = ...`: `var = ...` and `slot = ...` only give the name another array. It is
+    arithmetic on elements: the function is called with stand-ins that record each operation, and
+    these operations are compiled for GPUs and for the CPU.
 
     Args:
         apply: The function.
-        cuda: Where a form of your own in CUDA is, which GPUs and compilers for the CPU get instead
-            of what is traced.
-        squares: The names of the slots that sum or average squares. A state that has numbers below
-            0 there is not restored.
-        sums: The names of scalars that stand side by side: they are sums over a whole variable.
-            A form of your own then has `num_sums`, and `terms` beside `apply`.
+        cuda: The place of your own CUDA code, which is compiled instead of a traced functor.
+        squares: The names of the slots that sum or average squares. A state with numbers below 0
+            there is not restored.
+        sums: The names of scalars that are sums over a whole variable. They stand side by side in
+            the signature. Your own CUDA code then has `num_sums`, and `terms` beside `apply`.
         terms: A function of the rule's arguments that returns an array for each of `sums`, whose
             elements are summed before the rule is applied.
         row_slots: The names of the last slots, if they have one number for each row. The rule then
             takes the scalar `mean_square`: the mean of a row's squared gradients, of each row its
-            own. What it writes to these slots follows from them and the scalars alone. A form of
-            your own then has `num_row_slots`.
-        unnamed: What the rule does where the gradient is 0. An optimizer of which it is the
-            `rule_of_other_rows` then takes `catch_up`.
-        eight_bit: The names of the slots that may be stored in 8 bits: small errors of theirs do
-            not add up, and 0 is what they start with. If these are all, its optimizer takes
-            `slot_bits`.
+            own. The values that it writes to these slots depend only on them and the scalars. Your
+            own CUDA code then has `num_row_slots`.
+        unnamed: What the rule does where the gradient is 0. An optimizer whose
+            `rule_of_other_rows` is this rule can then take `catch_up`.
+        eight_bit: The names of the slots that may be stored in 8 bits: their small errors do not
+            add up, and they start at 0. If these are all slots, the optimizer takes `slot_bits`.
         degrees: The degree of each sum in the gradient, if all are over the variable and the
             gradient alone: terms of `c * grad` are `c ** degree` of those of `grad`. A GPU can then
-            add them up as it measures gradients for `clip_norm`, before their factor is known. A
-            form of your own then has a `degree(sum)`.
+            add them up as it measures gradients for `clip_norm`, before their factor is known.
+            Your own CUDA code then has a `degree(sum)`.
 
     Raises:
         TypeError: the signature does not have this form, `cuda` is no CudaSource, the rule
