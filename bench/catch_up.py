@@ -1,7 +1,4 @@
-"""Rows that catch up with their steps, compared with LazyAdam, with all rows, and with torch.
-
-`.venv/bin/python -m bench.catch_up` trains with them, and draws how far they end from all rows.
-"""
+"""Rows that catch up with their steps, compared with LazyAdam, with all rows, and with torch."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import numpy as np
 
 import gpuopt
 from bench.harness import Offer, Workload
-from bench.targets import Target
+from bench.targets import list_targets
 
 # Of the curve: as many at each height. As many draws would name more rows of a taller table.
 NUM_DIFFERENT = 4_096
@@ -26,7 +23,7 @@ _NUM_ROWS = 8_192
 _NARROW, _WIDE = 16, 64
 _TALLEST_OF_ALL_ROWS = 1_000_000
 _NUM_BATCHES = 16
-_LOWEST = "the lowest table"
+_ALL_ROWS = "a step of all rows"
 # Of the training.
 _STEPS, _BATCH = 600, 64
 _WORDS, _VECTOR = 2_000, 8
@@ -64,27 +61,6 @@ def _make_step(name: str, height: int, width: int, num_different: int | None = N
         None,
         contenders,
         peak_extra_bytes={"catching up": sum(each.nbytes for each in beside)},
-    )
-
-
-def _make_flat() -> Workload:
-    """A step of the curve's tallest table beside one of its lowest table; LazyAdam's, too."""
-    low, tall = min(HEIGHTS.values()), max(HEIGHTS.values())
-    contenders = {}
-    for height, names in (
-        (tall, ("gpuopt", "LazyAdam")),
-        (low, (_LOWEST, f"LazyAdam, {_LOWEST}")),
-    ):
-        batches = _make_batches(height, _NARROW, NUM_DIFFERENT)
-        both = gpuopt.AdamOptimizer(_RATE, catch_up=True), gpuopt.LazyAdamOptimizer(_RATE)
-        for name, optimizer in zip(names, both, strict=True):
-            contenders[name] = _in_turn(_ours(optimizer, height, _NARROW)[2], *batches)
-    return Workload(
-        "catch_up_flat",
-        f"Adam, {_NUM_ROWS:,} rows by Zipf's law, {NUM_DIFFERENT:,} different ones, of {tall:,} x "
-        f"{_NARROW}, other rows catching up, compared with as many of {low:,}",
-        None,
-        contenders,
     )
 
 
@@ -136,7 +112,7 @@ def _make_flush(height: int = 1_000_000, width: int = _WIDE) -> Workload:
         2 * 3 * 4 * height * width,
         {
             "gpuopt": optimizer.flush,
-            "a step of all rows": lambda: all_rows(values[:1], one),
+            _ALL_ROWS: lambda: all_rows(values[:1], one),
         },
         settle=fall_behind,
     )
@@ -179,32 +155,28 @@ def _in_turn(
     return lambda: step(values, next(following))
 
 
-def _offer(name: str, make: Callable[[], Workload], against: str, at_most: float) -> Offer:
-    return Offer(name, make, [Target(name, "ratio", against, at_most=at_most)])
+def _offer_step(name: str, height: int, width: int, limit: float, *given: Any) -> Offer:
+    make = partial(_make_step, name, height, width, *given)
+    return Offer(name, make, list_targets(name, {"LazyAdam": limit}))
 
 
 OFFERS = (
-    _offer("catch_up_step", partial(_make_step, "catch_up_step", 10**6, _WIDE), "LazyAdam", 1.5),
-    _offer("catch_up_flush", _make_flush, "a step of all rows", 1.5),
-    # Rows of the lowest table stay in the caches: LazyAdam's step grows as much.
-    _offer("catch_up_flat", _make_flat, _LOWEST, 2.0),
+    _offer_step("catch_up_step", 10**6, _WIDE, 1.5),
+    Offer("catch_up_flush", _make_flush, list_targets("catch_up_flush", {_ALL_ROWS: 1.5})),
     # Of narrow rows, what a step does whatever it names is a larger part.
     *(
-        _offer(
-            f"catch_up_step_{key}",
-            partial(_make_step, f"catch_up_step_{key}", height, _NARROW, NUM_DIFFERENT),
-            "LazyAdam",
-            2.0,
-        )
+        _offer_step(f"catch_up_step_{key}", height, _NARROW, 2.0, NUM_DIFFERENT)
         for key, height in HEIGHTS.items()
     ),
 )
 
 
-def main() -> None:
-    """Draws how far rows end from where all rows are moved in each step."""
-    from bench.pictures import draw_catch_up_training
+def train_apart() -> dict[str, np.ndarray]:
+    """Trains with rows that catch up and with LazyAdam, and with all rows moved in each step.
 
+    Returns:
+        For each of both ways, [steps, distance from all rows as a part of their movement].
+    """
     ways: dict[str, Any] = {
         "all rows": gpuopt.AdamOptimizer(0.01),
         "catch_up=True": gpuopt.AdamOptimizer(0.01, catch_up=True),
@@ -218,7 +190,7 @@ def main() -> None:
     for name, seen in tables.items():
         apart = [np.linalg.norm(one - all_) for one, all_ in zip(seen[1:], exact[1:], strict=True)]
         curves[name] = np.column_stack([every, np.array(apart) / moved])
-    draw_catch_up_training(curves)
+    return curves
 
 
 def _train(optimizer: Any) -> Sequence[np.ndarray]:
@@ -243,7 +215,3 @@ def _loss_of(table: gpuopt.Variable, pairs: np.ndarray, wanted: np.ndarray) -> C
         return np.mean((np.sum(one * other, axis=1) - wanted) ** 2)
 
     return loss
-
-
-if __name__ == "__main__":
-    main()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 import gpuopt
-from bench.harness import ROOT, Offer, Workload
+from bench.harness import Offer, Step, Workload
 from gpuopt.bench.memory import measure_host_peak
 
 # 1 GB, including the two slots of each variable.
@@ -68,68 +66,52 @@ class _Model:
         load_file(Path(self.folder.name, "plain.safetensors"))
 
 
-def save_checkpoint() -> Workload:
-    """Makes the workload that saves 1 GB, until it is on the disk."""
+def _make_save() -> Workload:
     model = _Model()
+    contenders = {"gpuopt": model.save, "safetensors + fsync": model.plain_save}
     return Workload(
-        name="save_checkpoint",
-        description=f"save {_BYTES / 1e9:.0f} GB of variables and slots durably",
-        bytes_moved=_BYTES,
-        contenders={"gpuopt": model.save, "safetensors + fsync": model.plain_save},
-        peak_extra_bytes=_measure_peaks({"gpuopt": "save", "safetensors + fsync": "plain_save"}),
+        "save_checkpoint",
+        f"save {_BYTES / 1e9:.0f} GB of variables and slots durably",
+        _BYTES,
+        contenders,
+        peak_extra_bytes=_measure_peaks(contenders),
     )
 
 
-def delay_by_checkpoint() -> Workload:
-    """Makes the workload that begins an asynchronous save; the writing is not timed."""
+def _make_delay() -> Workload:
+    """Begins an asynchronous save; the writing is not timed."""
     model = _Model()
     return Workload(
-        name="delay_by_checkpoint",
-        description=f"begin to save {_BYTES / 1e9:.0f} GB of variables and slots, and go on",
-        bytes_moved=2 * _BYTES,
-        contenders={"gpuopt": model.save_async, "copies of the arrays": model.copy},
+        "delay_by_checkpoint",
+        f"begin to save {_BYTES / 1e9:.0f} GB of variables and slots, and go on",
+        2 * _BYTES,
+        {"gpuopt": model.save_async, "copies of the arrays": model.copy},
         settle=model.wait,
     )
 
 
-def restore_checkpoint() -> Workload:
-    """Makes the workload that restores 1 GB from the page cache."""
+def _make_restore() -> Workload:
     model = _Model()
     model.save()
     model.plain_save()
+    contenders = {"gpuopt": model.restore, "safetensors": model.plain_restore}
     return Workload(
-        name="restore_checkpoint",
-        description=f"restore {_BYTES / 1e9:.0f} GB of variables and slots from the page cache",
-        bytes_moved=_BYTES,
-        contenders={"gpuopt": model.restore, "safetensors": model.plain_restore},
-        peak_extra_bytes=_measure_peaks({"gpuopt": "restore", "safetensors": "plain_restore"}),
+        "restore_checkpoint",
+        f"restore {_BYTES / 1e9:.0f} GB of variables and slots from the page cache",
+        _BYTES,
+        contenders,
+        peak_extra_bytes=_measure_peaks(contenders),
     )
 
 
+def _measure_peaks(contenders: Mapping[str, Step]) -> dict[str, int]:
+    """Measures what each step adds to the memory, where the system tells."""
+    peaks = {name: measure_host_peak(step) for name, step in contenders.items()}
+    return {name: peak for name, peak in peaks.items() if peak is not None}
+
+
 OFFERS = (
-    Offer("save_checkpoint", save_checkpoint),
-    Offer("delay_by_checkpoint", delay_by_checkpoint),
-    Offer("restore_checkpoint", restore_checkpoint),
+    Offer("save_checkpoint", _make_save),
+    Offer("delay_by_checkpoint", _make_delay),
+    Offer("restore_checkpoint", _make_restore),
 )
-
-
-def _measure_peaks(steps: dict[str, str]) -> dict[str, int]:
-    """Measures the peak memory of each step, in a process of its own."""
-    peaks = {}
-    for contender, step in steps.items():
-        command = [sys.executable, "-m", "bench.checkpoints", step]
-        finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        peaks[contender] = int(finished.stdout)
-    return peaks
-
-
-def _measure_peak(step: str) -> int | None:
-    model = _Model()
-    if "restore" in step:
-        getattr(model, step.replace("restore", "save"))()
-    run: Callable[[], None] = getattr(model, step)
-    return measure_host_peak(run)
-
-
-if __name__ == "__main__":
-    print(_measure_peak(sys.argv[1]))

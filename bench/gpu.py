@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import subprocess
@@ -19,15 +18,16 @@ from rich.table import Table
 
 from bench.gpu_first_step import JOBS as FIRST_STEPS
 from bench.gpu_harness import Measured, measure
-from bench.gpu_targets import GPU, TARGETS, judge
 from bench.harness import RESULTS, ROOT, Offer, Workload, write_results
-from bench.targets import Verdict
-from bench.workloads import offer_gpu_workloads
+from bench.targets import Verdict, judge
+from bench.workloads import GPU, offer_gpu_workloads
 from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.bench.clock import Clock, GpuClock, measure_copy_bytes_per_second
-from gpuopt.bench.jobs import Place
 from gpuopt.bench.machine import describe_machine
+from gpuopt.bench.measure import prepare
 from gpuopt.bench.profiler import profile
+from gpuopt.device import Device
+from gpuopt.info import describe
 
 # The share of a workload's time that is for making it and for its first steps.
 _FOR_MAKING = 0.25
@@ -52,43 +52,36 @@ def main() -> int:
         console.print(f"nothing was measured: {reason}", highlight=False)
         return 1 if options.require_gpu else 0
     deadline = perf_counter() + options.seconds
-    (place, clock, copy), on = prepare_gpu(), describe_gpu()
+    gpu = prepare(Device.parse("gpu:0"))
+    copy = measure_copy_bytes_per_second(gpu.place.xp)
     described = {
-        "machine": describe_machine() | on,
+        "machine": {**describe_machine(), **dict(describe()), "gpu": gpu.name},
         **({} if options.commit is None else {"commit": options.commit}),
         "copy_gb_per_s": round(copy / 1e9, 1),
         "first_steps": measure_first_steps(),
         "targets_are_for": GPU,
     }
     console.print(f"copies reach {copy / 1e9:.0f} GB/s", highlight=False)
-    offers = list(offer_gpu_workloads(place, options.only))
+    offers = list(offer_gpu_workloads(gpu.place, options.only))
     verdicts, failed = [], False
     for number, offer in enumerate(offers):
         seconds = (deadline - perf_counter()) / (len(offers) - number)
-        free_memory()
+        free = gpu.count_free_bytes()
         try:
-            found = run_offer(offer, clock, copy, (1 - _FOR_MAKING) * seconds, count_free_bytes())
+            found = run_offer(offer, gpu.clock, copy, (1 - _FOR_MAKING) * seconds, free)
         except Exception as error:  # time on a GPU is scarce: run the other workloads
             console.print_exception()
             found, failed = {"not_run": f"{type(error).__name__}: {error}"}, True
         console.print(make_table(offer.name, found))
         verdicts += found.get("targets", [])
         if not options.no_results:
-            path = write_results(
-                {**described, "workloads": {offer.name: found}}, on["gpu"], options.output
-            )
+            results = {**described, "workloads": {offer.name: found}}
+            path = write_results(results, gpu.name, options.output)
     for verdict in verdicts:
         console.print(str(verdict), highlight=False)
     if offers and not options.no_results:
         console.print(f"written: {path}", soft_wrap=True, highlight=False)
     return 1 if failed else 0
-
-
-def prepare_gpu() -> tuple[Place, Clock, float]:
-    """Returns where arrays are, the clock, and how many bytes a copy moves in a second."""
-    import cupy
-
-    return Place(cupy, "cuda"), GpuClock(cupy), measure_copy_bytes_per_second(cupy)
 
 
 def run_offer(
@@ -100,8 +93,7 @@ def run_offer(
         return {"not_run": f"it needs {gigabytes:.0f} GB of memory, and {free / 1e9:.0f} are free"}
     workload = offer.make()
     contenders = measure(workload, clock, copy, seconds)
-    wanted = [target for target in TARGETS if target.workload == offer.name]
-    verdicts = [judge(target, contenders) for target in wanted]
+    verdicts = [judge(target, contenders) for target in offer.targets]
     return {
         "description": workload.description,
         "bytes_moved": workload.bytes_moved,
@@ -144,49 +136,6 @@ def _measure_first_step(job: str, folder: str) -> Any:
         text=True,
     )
     return finished.stderr if finished.returncode else json.loads(finished.stdout)
-
-
-def describe_gpu() -> dict[str, Any]:
-    """Describes the GPU, its driver and the software."""
-    import cupy
-
-    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
-    return {
-        "gpu": properties["name"].decode(),
-        "multiprocessors": properties["multiProcessorCount"],
-        "l2_bytes": properties["l2CacheSize"],
-        "memory_bytes": properties["totalGlobalMem"],
-        "driver": read_driver_version(),
-        "driver_cuda": cupy.cuda.runtime.driverGetVersion(),
-        "cuda_runtime": cupy.cuda.runtime.runtimeGetVersion(),
-        "nvrtc": list(cupy.cuda.nvrtc.getVersion()),
-        "cupy": cupy.__version__,
-    }
-
-
-def read_driver_version() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return answer.splitlines()[0].strip()
-
-
-def free_memory() -> None:
-    """Frees the last workload's memory in the pools of CuPy and torch."""
-    import cupy
-
-    gc.collect()
-    cupy.get_default_memory_pool().free_all_blocks()
-    if "torch" in sys.modules:
-        sys.modules["torch"].cuda.empty_cache()
-
-
-def count_free_bytes() -> int:
-    import cupy
-
-    return int(cupy.cuda.runtime.memGetInfo()[0])
 
 
 def make_table(name: str, found: Mapping[str, Any]) -> Table:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
-import random
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -14,17 +16,22 @@ from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from bench.targets import Target
+from rich.console import Console
+from rich.table import Table
+
+from bench.targets import Target, judge
 from gpuopt.atomic_file import replace_file
 from gpuopt.bench.contenders import Contender
 from gpuopt.bench.machine import describe_commit, describe_machine, read_cpu_model
 from gpuopt.bench.results import find_deciles
+from gpuopt.bench.sampling import take_turns
 from gpuopt.bench.workloads import NUMPY_ALONE
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 Step = Callable[[], object]
 _WARM_UP_ROUNDS = 3
+_WIDTH_OF_FILES = 160
 
 
 @dataclass(frozen=True)
@@ -94,32 +101,86 @@ class Timing:
     samples_ms: list[float]
 
 
-def measure(workload: Workload, rounds: int, copy_bytes_per_second: float) -> dict[str, Timing]:
-    """Times every contender once in each round, so that a machine's drift affects all alike."""
-    return summarize_all(workload, take_samples(workload, rounds), copy_bytes_per_second)
+def make_parser(prog: str, description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """Makes the parser of a command that measures and writes results."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument(
+        "--rounds", type=_two_or_more, default=rounds, help="number of samples of each contender"
+    )
+    parser.add_argument(
+        "--no-results", action="store_true", help="print the results, but do not write a file"
+    )
+    return parser
+
+
+def _two_or_more(text: str) -> int:
+    number = int(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"must be at least 2, and is {number}")
+    return number
+
+
+def report(
+    workload: Workload,
+    samples: Mapping[str, list[float]],
+    targets: Sequence[Target] = (),
+    copy_bytes_per_second: float = math.inf,
+) -> dict[str, Any]:
+    """Prints a workload's times, and whether they meet targets; returns its entry in the results.
+
+    Args:
+        workload: What was timed.
+        samples: What `take_samples` returned.
+        targets: Of this workload.
+        copy_bytes_per_second: The bandwidth of a copy, for comparison.
+    """
+    timings = summarize_all(workload, samples, copy_bytes_per_second)
+    verdicts = [judge(target, timings) for target in targets]
+    headings = ("", "median ms", "p10", "p90", "gpuopt / its", "numpy / its")
+    table = Table(*headings, "GB/s", "of copy", "us each", title=workload.description)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, timing in timings.items():
+        table.add_row(
+            name,
+            *(f"{ms:.3f}" for ms in (timing.median_ms, timing.p10_ms, timing.p90_ms)),
+            f"{timing.ratio:.2f}",
+            "" if timing.numpy_ratio is None else f"{timing.numpy_ratio:.2f}",
+            "" if timing.gb_per_s is None else f"{timing.gb_per_s:.1f}",
+            "" if timing.share_of_copy is None else f"{timing.share_of_copy:.0%}",
+            "" if timing.us_per_operation is None else f"{timing.us_per_operation:.2f}",
+        )
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+    console.print(table)
+    for name, peak in (workload.peak_extra_bytes or {}).items():
+        console.print(f"{name} adds {peak / 2**20:.0f} MiB at its peak", highlight=False)
+    for verdict in verdicts:
+        console.print(str(verdict), highlight=False)
+    return {
+        "description": workload.description,
+        "bytes_moved": workload.bytes_moved,
+        "operations": workload.operations,
+        "contenders": timings,
+        "targets": verdicts,
+        "peak_extra_bytes": workload.peak_extra_bytes,
+    }
 
 
 def take_samples(workload: Workload, rounds: int) -> dict[str, list[float]]:
-    """Returns each contender's times in milliseconds, one for each round.
-
-    Each round has a new order, because a contender's data stays in the caches for the next one. The
-    orders are the same in every process.
-    """
-    shuffled = random.Random(0)
-    contenders = list(workload.contenders.items())
+    """Returns each contender's times in milliseconds, one for each round."""
     samples: dict[str, list[float]] = {name: [] for name in workload.contenders}
-    for round_number in range(-_WARM_UP_ROUNDS, rounds):
-        shuffled.shuffle(contenders)
-        for name, step in contenders:
-            if isinstance(step, Contender):
-                step.prepare()
-            started = perf_counter()
-            step()
-            elapsed_ms = 1e3 * (perf_counter() - started)
-            workload.settle()
-            if round_number >= 0:
-                samples[name].append(elapsed_ms)
-    return samples
+
+    def sample(name: str) -> None:
+        step = workload.contenders[name]
+        if isinstance(step, Contender):
+            step.prepare()
+        started = perf_counter()
+        step()
+        samples[name].append(1e3 * (perf_counter() - started))
+        workload.settle()
+
+    take_turns(samples, sample, _WARM_UP_ROUNDS + rounds)
+    return {name: times[_WARM_UP_ROUNDS:] for name, times in samples.items()}
 
 
 def summarize_all(

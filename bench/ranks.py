@@ -9,7 +9,6 @@ docs/scale.md are written anew.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -18,8 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench import pages
-from bench.harness import ROOT, Workload, summarize_all, write_results
-from bench.targets import Target, judge
+from bench.harness import ROOT, Workload, make_parser, report, write_results
+from bench.targets import Target
 
 MPIS = ("openmpi", "mpich")
 # By the number of ranks: what they do.
@@ -50,38 +49,20 @@ _ENVIRONMENT = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.ranks", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=100, help="samples of each contender")
+    parser = make_parser("bench.ranks", __doc__, rounds=100)
     parser.add_argument("--mpi", choices=MPIS, action="append", help="only this MPI")
-    parser.add_argument("--no-results", action="store_true", help="do not write any file")
     options = parser.parse_args()
-    if options.rounds < 2:
-        parser.error("--rounds must be at least 2")
-    measured: dict[str, dict[str, Any]] = {}
+    measured = {}
     for mpi in options.mpi or MPIS:
         for num_ranks, names in JOBS.items():
             for found in _run(mpi, num_ranks, options.rounds, names):
-                workload = Workload(found["name"], found["description"], None, found["samples"])
-                timings = summarize_all(workload, found["samples"], 1.0)
-                verdicts = [
-                    judge(each, timings) for each in TARGETS if each.workload == workload.name
-                ]
-                measured[f"{workload.name}_over_{mpi}"] = {
-                    "description": f"{workload.description}, over {mpi}",
-                    "contenders": timings,
-                    "targets": verdicts,
-                }
-                print(f"\n{workload.description}, over {mpi}")
-                for name, timing in timings.items():
-                    print(
-                        f"  {name:28}{timing.median_ms:9.3f} ms  p10 {timing.p10_ms:8.3f}  "
-                        f"p90 {timing.p90_ms:8.3f}  gpuopt / its {timing.ratio:5.2f}"
-                    )
-                for verdict in verdicts:
-                    print(verdict)
+                name, what = found["name"], f"{found['description']}, over {mpi}"
+                targets = [each for each in TARGETS if each.workload == name]
+                workload = Workload(f"{name}_over_{mpi}", what, None, {})
+                measured[workload.name] = report(workload, found["samples"], targets)
     if not options.no_results:
         path = write_results({"workloads": measured})
-        print(f"\nwritten: {path.relative_to(ROOT)}")
+        print(f"written: {path.relative_to(ROOT)}")
         if not options.mpi:
             pages.write("scale", [path])
 

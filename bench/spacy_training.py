@@ -10,17 +10,16 @@ alone are timed for models of two widths.
 
 from __future__ import annotations
 
-import argparse
 import io
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.harness import ROOT, Workload, summarize_all, take_samples, write_results
+from bench.harness import ROOT, Workload, make_parser, report, take_samples, write_results
 
 OPTIMIZERS = {"gpuopt": "gpuopt.Adam.v1", "Thinc's": "Adam.v1"}
 # The defaults of spaCy's configs, and its text classifier.
@@ -189,8 +188,8 @@ def train(folder: Path, optimizer: str, steps: int, width: int, averages: bool) 
 
 def training_workloads(
     rounds: int, steps: int, texts: int, width: int, averages: bool
-) -> dict[str, Mapping[str, Any]]:
-    """Times trainings in turn, and returns their timings by workload."""
+) -> dict[str, Any]:
+    """Times trainings in turn, and returns their entries in the results."""
     samples: dict[str, dict[str, list[float]]] = {"total": {}, "optimizer": {}}
     with tempfile.TemporaryDirectory() as name:
         make_corpus(Path(name), texts)
@@ -206,11 +205,10 @@ def training_workloads(
         "total": f"{what}: all of the training",
         "optimizer": f"{what}: its calls of the optimizer",
     }
-    measured: dict[str, Mapping[str, Any]] = {}
+    measured = {}
     for part, of_part in samples.items():
         named = f"spacy_train_{width}{'_averages' * averages}_{part}"
-        workload = Workload(named, described[part], None, {})
-        measured[named] = _result(workload, of_part)
+        measured[named] = report(Workload(named, described[part], None, {}), of_part)
     return measured
 
 
@@ -243,33 +241,21 @@ def step_workload(width: int, averages: bool) -> Workload:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.spacy_training", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="trainings with each optimizer")
+    parser = make_parser("bench.spacy_training", __doc__, rounds=5)
     parser.add_argument("--steps", type=int, default=400, help="of each training")
     parser.add_argument("--texts", type=int, default=4000, help="to train on")
-    parser.add_argument("--no-results", action="store_true", help="do not write a file")
     options = parser.parse_args()
-    if options.rounds < 2:
-        parser.error("--rounds must be at least 2")
-    measured: dict[str, Mapping[str, Any]] = {}
+    measured = {}
     for averages in (False, True):
         for width in (64, 1024):
             workload = step_workload(width, averages)
             samples = take_samples(workload, 40 * options.rounds)
-            measured[workload.name] = _result(workload, samples)
+            measured[workload.name] = report(workload, samples)
     for averages in (False, True):
         given = options.rounds, options.steps, options.texts, 64, averages
         measured.update(training_workloads(*given))
     if not options.no_results:
         print(f"written: {write_results({'workloads': measured}).relative_to(ROOT)}")
-
-
-def _result(workload: Workload, samples: Mapping[str, list[float]]) -> dict[str, Any]:
-    timings = summarize_all(workload, dict(samples), 1.0)
-    print(workload.description)
-    for name, timing in timings.items():
-        print(f"  {name}: {timing.median_ms:.3f} ms, gpuopt / its {timing.ratio:.2f}", flush=True)
-    return {"description": workload.description, "contenders": timings}
 
 
 if __name__ == "__main__":

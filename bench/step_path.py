@@ -1,30 +1,17 @@
-"""A known step of 1,000 small variables: one unusual pair, a tree, and after a closed report.
-
-Also of one small step, compared with another commit's, in processes that take turns:
-
-    .venv/bin/python -m bench.step_path --against CHECKOUT
-
-Commit 3c94777f has no memory of steps that were not finished: see `MOST_US_MORE`.
-"""
+"""A known step of 1,000 small variables: one unusual pair, a tree, and after a closed report."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import cycle
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 import gpuopt
-from bench.harness import ROOT, Offer, Step, Workload
-from bench.targets import Target
+from bench.harness import Offer, Step, Workload
+from bench.targets import Target, list_targets
 from gpuopt.backends import watching
 
 _VARIABLES = 1000
@@ -35,54 +22,9 @@ _DENSE_AND_ROWS = "all dense, and the rows in a call of their own"
 _LAYERS = 500
 _LISTED = "apply_gradients, the same pairs"
 _STEPS = 1000
+_AFTER = "steps_after_a_report"
 _NO_REPORT = "no report was ever open"
 _LOOKS = "the looks for a report, alone"
-
-# What a small step may take longer than that of commit 3c94777f.
-MOST_US_MORE = 1.0
-_ROUNDS = 10
-
-# Ratios in the same run; of pairs, to the all-dense step; of trees, to the same step of a list.
-TARGETS = (
-    Target("step_with_one_none", "ratio", _DENSE, at_most=1.3),
-    Target("step_with_one_indexed_slices", "ratio", _DENSE_AND_ROWS, at_most=1.2),
-    Target("step_with_one_raw_array", "ratio", _DENSE, at_most=1.5),
-    Target("step_of_raw_arrays", "ratio", _DENSE, at_most=1.5),
-    Target("step_of_new_views", "ratio", _DENSE, at_most=8.0),
-    Target("step_with_new_gradients", "ratio", _DENSE, at_most=1.5),
-    Target("update_of_a_tree_of_variables", "ratio", _LISTED, at_most=1.3),
-    Target("update_of_a_tree_of_arrays", "ratio", _LISTED, at_most=1.3),
-    Target("steps_after_a_report", "ratio", _NO_REPORT, at_most=1.05),
-    Target("steps_after_a_report", "ratio", _LOOKS, at_least=50.0),
-)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.step_path", description=__doc__)
-    parser.add_argument("--against", metavar="CHECKOUT", required=True, help="another gpuopt")
-    options = parser.parse_args()
-    samples: dict[str, dict[str, list[float]]] = {}
-    for _ in range(_ROUNDS):
-        for checkout in (options.against, str(ROOT)):
-            for step, time_us in _time_small_steps_us(checkout).items():
-                samples.setdefault(step, {}).setdefault(checkout, []).append(time_us)
-    for step, by_checkout in samples.items():
-        then, now = (median(times) for times in by_checkout.values())
-        is_met = "met" if now - then <= MOST_US_MORE else "missed"
-        print(f"{step}: {now:.2f} us, {now - then:+.2f} us; at most {MOST_US_MORE:+}: {is_met}")
-
-
-def _time_small_steps_us(checkout: str) -> dict[str, float]:
-    finished = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "small_step_worker.py")],
-        cwd=checkout,
-        env={**os.environ, "PYTHONPATH": checkout},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(finished.stdout)  # type: ignore[no-any-return]
-
 
 Pairs = list[Any]
 
@@ -190,7 +132,7 @@ def _make_steps_after_a_report() -> Workload:
             raise RuntimeError("a report is open")
 
     return Workload(
-        name="steps_after_a_report",
+        name=_AFTER,
         description=f"{_STEPS:,} steps of Momentum on {_FLOATS} floats; a report was open before",
         bytes_moved=None,
         operations=_STEPS,
@@ -237,29 +179,43 @@ def _make_gradient() -> np.ndarray[Any, Any]:
     return np.full(_FLOATS, 1e-3, np.float32)
 
 
-def _offer(name: str, make: Callable[..., Workload], *given: Any) -> Offer:
-    targets = [target for target in TARGETS if target.workload == name]
-    return Offer(name, partial(make, *given), targets)
-
-
-_UNUSUAL: Mapping[str, tuple[str, Callable[[Pairs], Step]]] = {
-    "step_with_one_none": ("one gradient is None", _step_with_none),
-    "step_with_one_indexed_slices": ("one gradient is IndexedSlices", _step_with_rows),
-    "step_with_one_raw_array": ("one variable is a raw array", _step_with_array),
-    "step_of_raw_arrays": ("all variables are raw arrays", _step_of_arrays),
-    "step_of_new_views": ("all variables are new views in each step", _step_of_views),
-    "step_with_new_gradients": ("the gradients are other objects", _step_with_new_gradients),
+# By name: in words, how steps are made, and the largest ratio to what is timed beside them.
+_UNUSUAL: Mapping[str, tuple[str, Callable[[Pairs], Step], dict[str, float]]] = {
+    "step_with_one_none": ("one gradient is None", _step_with_none, {_DENSE: 1.3}),
+    "step_with_one_indexed_slices": (
+        *("one gradient is IndexedSlices", _step_with_rows),
+        {_DENSE_AND_ROWS: 1.2},
+    ),
+    "step_with_one_raw_array": ("one variable is a raw array", _step_with_array, {_DENSE: 1.5}),
+    "step_of_raw_arrays": ("all variables are raw arrays", _step_of_arrays, {_DENSE: 1.5}),
+    "step_of_new_views": (
+        *("all variables are new views in each step", _step_of_views),
+        {_DENSE: 8.0},
+    ),
+    "step_with_new_gradients": (
+        *("the gradients are other objects", _step_with_new_gradients),
+        {_DENSE: 1.5},
+    ),
 }
-_TREES = {
+_TREES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "update_of_a_tree_of_variables": ("Variables", gpuopt.Variable),
     "update_of_a_tree_of_arrays": ("raw arrays", np.copy),
 }
 OFFERS = (
-    *(_offer(name, _make_pairs, name, *given) for name, given in _UNUSUAL.items()),
-    *(_offer(name, _make_tree, name, *given) for name, given in _TREES.items()),
-    _offer("steps_after_a_report", _make_steps_after_a_report),
+    *(
+        Offer(name, partial(_make_pairs, name, what, make_step), list_targets(name, limits))
+        for name, (what, make_step, limits) in _UNUSUAL.items()
+    ),
+    *(
+        Offer(name, partial(_make_tree, name, *given), list_targets(name, {_LISTED: 1.3}))
+        for name, given in _TREES.items()
+    ),
+    Offer(
+        _AFTER,
+        _make_steps_after_a_report,
+        [
+            *list_targets(_AFTER, {_NO_REPORT: 1.05}),
+            Target(_AFTER, "ratio", _LOOKS, at_least=50.0),
+        ],
+    ),
 )
-
-
-if __name__ == "__main__":
-    main()

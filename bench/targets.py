@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 
@@ -15,7 +16,7 @@ class Target:
         workload: The workload's name.
         quantity: The name of the measured number. A ratio is gpuopt's number divided by that of
             `against` in the same run; other numbers are gpuopt's own.
-        against: A contender, or a copy in memory; None for numbers that are no ratios.
+        against: A contender; None for numbers that are no ratios.
         at_most: The largest number that meets the target, or None.
         at_least: The smallest number that meets the target, or None.
     """
@@ -62,13 +63,31 @@ def compare(target: Target, measured: float | None) -> Verdict:
     return Verdict(target, measured, is_met)
 
 
-def judge(target: Target, contenders: Mapping[str, Any]) -> Verdict:
-    """Compares a target with measurements in host memory.
+def list_targets(
+    workload: str, ratios: Mapping[str, float], numpy_ratios: Mapping[str, float] | None = None
+) -> list[Target]:
+    """Returns targets for ratios.
 
     Args:
-        target: A target of this workload, of an attribute of `Timing`. With "ratio", gpuopt's time
-            is divided by the contender's; with "numpy_ratio", that of gpuopt without a compiler.
-        contenders: Each contender's `Timing`, by name.
+        workload: Its name.
+        ratios: The largest ratios of gpuopt's time to that of a contender.
+        numpy_ratios: The same of gpuopt without compiled rules.
+    """
+    without = (numpy_ratios or {}).items()
+    return [
+        *(Target(workload, "numpy_ratio", peer, at_most=limit) for peer, limit in without),
+        *(Target(workload, "ratio", peer, at_most=limit) for peer, limit in ratios.items()),
+    ]
+
+
+def judge(target: Target, contenders: Mapping[str, Any]) -> Verdict:
+    """Compares a target with measurements.
+
+    Args:
+        target: A target of this workload. Its quantity is an attribute of what was measured of
+            `against`, or else of gpuopt, as in "device.ratio".
+        contenders: What was measured of each contender, by name.
     """
     found = contenders.get(target.against or "gpuopt")
-    return compare(target, None if found is None else getattr(found, target.quantity))
+    measured = None if found is None else attrgetter(target.quantity)(found)
+    return compare(target, None if measured is None else float(measured))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -87,6 +88,8 @@ class Bench:
             return count_free_bytes()
         cupy = self.place.xp
         cupy.get_default_memory_pool().free_all_blocks()
+        if "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
         return int(cupy.cuda.runtime.memGetInfo()[0])
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -66,24 +67,42 @@ def take_samples(
         step_ms = _time_steps(contender, clock, _WARM_UP_STEPS)
         steps[name] = max(1, min(_MOST_STEPS, round(_SHORTEST_SAMPLE_MS / max(step_ms, 1e-6))))
     samples = {name: Samples() for name in contenders}
-    names = list(contenders)
-    shuffled = random.Random(0)
+
+    def sample(name: str) -> None:
+        contender = contenders[name]
+        samples[name].cold.append(_time_cold(contender, clock, host_ms[name]))
+        if clock.can_be_dirty and contender.finish is None:
+            contender.prepare()
+            dirty_ms = clock.device_ms(contender.step, host_ms[name], dirty=True)
+            samples[name].cold_dirty.append(dirty_ms)
+        samples[name].warm.append(_time_steps(contender, clock, steps[name]))
+        time.sleep(rest_s)
+
+    take_turns(contenders, sample, rounds, seconds, on_round)
+    return samples
+
+
+def take_turns(
+    names: Iterable[str],
+    sample: Callable[[str], object],
+    rounds: int,
+    seconds: float = math.inf,
+    on_round: Callable[[], object] = lambda: None,
+) -> None:
+    """Samples each name once in each round.
+
+    Each round has a new order, because a contender's data stays in the caches for the next one. The
+    orders are the same in every process.
+    """
+    order, shuffled = list(names), random.Random(0)
     deadline = perf_counter() + seconds
     for number in range(rounds):
         if number >= _FEWEST_ROUNDS and perf_counter() > deadline:
             break
-        shuffled.shuffle(names)
-        for name in names:
-            contender = contenders[name]
-            samples[name].cold.append(_time_cold(contender, clock, host_ms[name]))
-            if clock.can_be_dirty and contender.finish is None:
-                contender.prepare()
-                dirty_ms = clock.device_ms(contender.step, host_ms[name], dirty=True)
-                samples[name].cold_dirty.append(dirty_ms)
-            samples[name].warm.append(_time_steps(contender, clock, steps[name]))
-            time.sleep(rest_s)
+        shuffled.shuffle(order)
+        for name in order:
+            sample(name)
         on_round()
-    return samples
 
 
 def _time_cold(contender: Contender, clock: Clock, host_ms: float) -> float:

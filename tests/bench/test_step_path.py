@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench import step_path
+from bench.workloads import offer_host_workloads
 
 pytestmark = pytest.mark.internal
 
@@ -40,5 +41,6 @@ def test_a_closed_report_enters_no_function_in_later_steps(
     assert calls > 100
     assert calls_in(after) == calls
     assert calls_in(looks) < calls / 10
-    names = {target.against for target in step_path.TARGETS if target.workload == workload.name}
+    [offer] = offer_host_workloads(workload.name)
+    names = {target.against for target in offer.targets}
     assert names == workload.contenders.keys() - {"gpuopt"}

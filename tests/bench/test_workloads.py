@@ -23,8 +23,8 @@ def test_targets_are_of_workloads_with_names_of_their_own() -> None:
 
 
 def test_only_workloads_whose_names_match_are_offered() -> None:
-    offers = offer_host_workloads("host_*_128k")
-    assert [offer.name.split("_")[-1] for offer in offers] == ["128k"] * 5
+    offers = offer_host_workloads("host_*_1000x64")
+    assert [offer.name.split("_")[-1] for offer in offers] == ["1000x64"] * 5
     assert not list(offer_host_workloads("momentum*"))
 
 
@@ -46,7 +46,7 @@ def test_a_contender_is_prepared_before_each_step() -> None:
 
 
 def test_numpy_alone_steps_without_compiled_rules() -> None:
-    [offer] = offer_host_workloads("host_momentum_128k")
+    [offer] = offer_host_workloads("host_momentum_1000x64")
     seen = {}
     with compiled_as_now():
         for name, contender in offer.make().contenders.items():

@@ -23,13 +23,12 @@ from tiny_benchmark import TINY
 
 import bench.gpu
 import gpuopt
-from bench import gpu_harness, targets
+from bench import gpu_harness
 from bench.gpu import make_table, run_offer
 from bench.gpu_harness import Measured, measure
-from bench.gpu_targets import COPY, TARGETS, judge
 from bench.harness import Timing, Workload, write_results
-from bench.targets import Target
-from bench.workloads import Sizes, offer_gpu_workloads
+from bench.targets import Target, judge
+from bench.workloads import GPU_TARGETS, Sizes, offer_gpu_workloads
 from gpuopt.bench import workloads as gpu_tasks
 from gpuopt.bench.clock import HostClock
 from gpuopt.bench.contenders import (
@@ -41,6 +40,7 @@ from gpuopt.bench.contenders import (
 )
 from gpuopt.bench.jobs import BETA1, BETA2, DECAY, EPSILON, JOBS, RATE, WEIGHT_DECAY, Place
 from gpuopt.bench.machine import describe_commit
+from gpuopt.bench.measure import Bench
 from gpuopt.bench.models import draw_lookups, list_gpt2_shapes, list_resnet50_shapes
 from gpuopt.bench.peers import make_torch_dense_step, make_torch_sparse_step
 from gpuopt.bench.profiler import profile
@@ -230,11 +230,10 @@ def test_large_tensors_hold_at_least_160_million_parameters_and_fit_an_h200() ->
 
 def test_every_target_names_a_workload_and_a_contender() -> None:
     names = {offer.name for offer in offer_gpu_workloads(HOST)}
-    assert {target.workload for target in TARGETS} <= names
-    for target in TARGETS:
+    assert {target.workload for target in GPU_TARGETS} <= names
+    for target in GPU_TARGETS:
         peer = "torch sparse" if "sparse" in target.workload else "torch fused"
-        assert target.against in (COPY if target.quantity == "bandwidth_ratio" else peer, None)
-        assert (target.against is not None) == target.quantity.endswith("_ratio")
+        assert target.against == (peer if target.quantity.endswith(".ratio") else None)
         assert (target.at_most is None) != (target.at_least is None)
 
 
@@ -250,7 +249,7 @@ def test_every_workload_runs_and_is_judged(tmp_path: Path) -> None:
         make_table(offer.name, found)
         assert all(str(verdict) for verdict in found["targets"])
         measured[offer.name] = found
-    assert sum(len(found["targets"]) for found in measured.values()) == len(TARGETS)
+    assert sum(len(found["targets"]) for found in measured.values()) == len(GPU_TARGETS)
     path = write_results({"workloads": measured, "commit": "abc"}, "Some GPU", tmp_path)
     assert path.parent == tmp_path / "some-gpu"
     assert path.name.endswith("-abc.json")
@@ -285,12 +284,10 @@ def test_results_are_written_after_each_workload_and_one_that_fails_stops_no_oth
     some = [offers[0]._replace(name="broken", make=broken), *offers]
     for name, value in {
         "why_no_gpu": lambda: None,
-        "prepare_gpu": lambda: (HOST, HostClock(), 1e9),
-        "describe_gpu": lambda: {"gpu": "Some GPU"},
+        "prepare": lambda device: Bench("Some GPU", HOST, HostClock(), lambda: int, 0),
+        "measure_copy_bytes_per_second": lambda xp: 1e9,
         "offer_gpu_workloads": lambda place, pattern: iter(some),
         "measure_first_steps": lambda: {},
-        "free_memory": lambda: None,
-        "count_free_bytes": lambda: None,
     }.items():
         monkeypatch.setattr(bench.gpu, name, value)
     arguments = ["--output", str(tmp_path), "--commit", "abc", "--seconds", "0"]
@@ -302,7 +299,7 @@ def test_results_are_written_after_each_workload_and_one_that_fails_stops_no_oth
     assert written["workloads"]["broken"] == {"not_run": "MemoryError: no memory is left"}
     assert set(written["workloads"]) == {offer.name for offer in some}
     printed = capsys.readouterr().out
-    assert "gpu_momentum_160m: device_ratio against torch fused <= 1" in printed
+    assert "gpu_momentum_160m: device.ratio against torch fused <= 1" in printed
     assert "Momentum on 4 tensors of 64 elements each" in printed
 
 
@@ -434,13 +431,13 @@ def one(device_ms: float = 1.0, ratio: float = 1.0, runs_ahead: bool | None = Tr
 @pytest.mark.parametrize(
     ("target", "measured", "met"),
     [
-        (Target("w", "device_ratio", "peer", at_most=1.0), 0.98, True),
-        (Target("w", "wall_ratio", "peer", at_most=0.8), 0.98, False),
-        (Target("w", "wall_ms", at_most=2.0), 3.0, False),
-        (Target("w", "bandwidth_ratio", COPY, at_least=0.9), 0.95, True),
-        (Target("w", "bandwidth_ratio", COPY, at_least=0.96), 0.95, False),
+        (Target("w", "device.ratio", "peer", at_most=1.0), 0.98, True),
+        (Target("w", "wall.ratio", "peer", at_most=0.8), 0.98, False),
+        (Target("w", "wall.median_ms", at_most=2.0), 3.0, False),
+        (Target("w", "device.share_of_copy", at_least=0.9), 0.95, True),
+        (Target("w", "device.share_of_copy", at_least=0.96), 0.95, False),
         (Target("w", "runs_ahead", at_least=1), 0.0, False),
-        (Target("w", "device_ratio", "absent", at_most=1.0), None, None),
+        (Target("w", "device.ratio", "absent", at_most=1.0), None, None),
     ],
     ids=str,
 )
@@ -467,7 +464,7 @@ def test_the_targets_of_a_cpu_are_judged_by_ratios(
     target: Target, measured: float | None, met: bool | None
 ) -> None:
     peer = Timing(1.0, 0, 0, 1.06, 0, None, None, None, 1.3, [])
-    verdict = targets.judge(target, {"peer": peer})
+    verdict = judge(target, {"peer": peer})
     assert (verdict.measured, verdict.met) == (measured, met)
 
 
