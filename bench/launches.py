@@ -4,11 +4,14 @@
 
 writes the tables of docs/performance.md. Real CuPy runs each step on the tests' stub driver, which
 leaves the kernels out: which are launched depends on nothing that they compute. The bytes follow
-from the types that a kernel is compiled for. Nothing is measured.
+from the types that a kernel is compiled for. `bench.gpu_host` times the host's part of such steps.
+
+The process on the driver imports nothing of `bench`: its gpuopt may be that of another commit.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -16,17 +19,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any, NamedTuple
 
-from bench.harness import ROOT
-
-_SUPPORT = ROOT / "tests" / "support"
+_ROOT = Path(__file__).resolve().parent.parent
+_SUPPORT = _ROOT / "tests" / "support"
 # With "accumulation", the number of calls that make an update; the last one updates. The stages of
 # the next line stand for an earlier call, by its number.
 ACCUMULATED = 3
 _CALLS_THAT_ADD = {"first call": 0, "call between": 1}
 # After these, nothing is compiled, allocated or uploaded any more.
 _WARM_UP_STEPS = 8
+# Of the times of a process.
+_SAMPLES, _SAMPLE_S = 7, 0.07
+_NUM_GROUPS = 40
 # Stages of variables in bfloat16.
 _OF_BFLOAT16 = {"bfloat16", "masters", "remainders", "rounding"}
 # By their names in C++.
@@ -102,7 +110,22 @@ SPARSE = {
 
 def count(steps: Mapping[str, Step]) -> dict[str, Counted]:
     """Counts a step of each, in another process."""
-    path = [*map(str, (ROOT, _SUPPORT)), os.environ.get("PYTHONPATH", "")]
+    return {name: Counted(*each) for name, each in _on_driver("count", steps, _ROOT).items()}
+
+
+def time_on_host(step: Step, checkout: Path = _ROOT) -> float:
+    """Returns the milliseconds of the host's part of a step, in another process.
+
+    Args:
+        step: The step.
+        checkout: The folder of the gpuopt that makes it.
+    """
+    [found] = _on_driver("time", {"": step}, checkout).values()
+    return float(found)
+
+
+def _on_driver(what: str, steps: Mapping[str, Step], checkout: Path) -> dict[str, Any]:
+    path = [*map(str, (checkout, _SUPPORT)), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
@@ -110,16 +133,15 @@ def count(steps: Mapping[str, Step]) -> dict[str, Counted]:
         "GPUOPT_DRIVER_BLOCKS": "plain",
     }
     finished = subprocess.run(
-        [sys.executable, str(_SUPPORT / "driver"), __file__, "-"],
+        [sys.executable, str(_SUPPORT / "driver"), __file__, what],
         input=json.dumps(steps),
-        cwd=ROOT,
+        cwd=_ROOT,
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    found = json.loads(finished.stdout.splitlines()[-1])
-    return {name: Counted(*each) for name, each in found.items()}
+    return json.loads(finished.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
 def main() -> None:
@@ -179,13 +201,11 @@ def _make_call(step: Step) -> Callable[[], object]:
     import gpuopt
 
     stages = set(step.stages)
-    optimizer = _make_optimizer(stages)
     scaled = bool(stages & {"loss_scale", "growing_scale"})
     options = {"loss_scale": np.float32(8)} if scaled else {}
     dtype = np.dtype("bfloat16" if stages & _OF_BFLOAT16 else "float32")
-    # Rules that keep more than the variable's own bits, or look at other rows, need a copy.
-    copies = bool(stages & {"masters", "remainders", "catch_up"})
-    variables = [gpuopt.Variable(cupy.empty(each, dtype), copy=copies) for each in step.shapes]
+    variables = [gpuopt.Variable(cupy.empty(each, dtype)) for each in step.shapes]
+    optimizer = _make_optimizer(stages, variables)
 
     def make_gradient(shape: Sequence[int]) -> Any:
         if step.rows is None:
@@ -204,14 +224,15 @@ def _make_call(step: Step) -> Callable[[], object]:
     return call
 
 
-def _make_optimizer(stages: set[str]) -> Any:
+def _make_optimizer(stages: set[str], variables: Sequence[Any]) -> Any:
     """Returns Adam, or what the stages name in its place, with their options and wrappers."""
     import gpuopt
 
     every: dict[str, Any] = {
         "clip_norm": {"clip_norm": 1.0},
         "clip_value": {"clip_value": 1.0},
-        "groups": {"groups": [gpuopt.ParameterGroup("_[13]$", learning_rate=1e-4)]},
+        "groups": {"groups": lambda: [gpuopt.ParameterGroup("_[13]$", learning_rate=1e-4)]},
+        "many_groups": {"groups": lambda: _list_groups(variables)},
         "on_nonfinite": {"on_nonfinite": "skip"},
         "cautious": {"cautious": True},
         "masters": {"masters": "float32"},
@@ -220,9 +241,13 @@ def _make_optimizer(stages: set[str]) -> Any:
         "slot_bits": {"slot_bits": 8},
         "slot_dtype": {"slot_dtype": "bfloat16"},
         "catch_up": {"catch_up": True},
-        "averages": {"averages": gpuopt.ExponentialMovingAverage(0.99)},
+        "averages": {"averages": lambda: gpuopt.ExponentialMovingAverage(0.99)},
     }
-    options = {key: value for name in stages for key, value in every.get(name, {}).items()}
+    options = {
+        key: value() if callable(value) else value
+        for name in stages
+        for key, value in every.get(name, {}).items()
+    }
     optimizer: Any
     if "cautious" in stages:
         decay = 0.01 if "decay" in stages else 0.0
@@ -244,6 +269,34 @@ def _make_optimizer(stages: set[str]) -> Any:
     if "accumulation" in stages:
         return gpuopt.GradientAccumulationOptimizer(optimizer, ACCUMULATED)
     return optimizer
+
+
+def _list_groups(variables: Sequence[Any]) -> list[Any]:
+    import gpuopt
+
+    return [
+        gpuopt.ParameterGroup(variables=variables[i::_NUM_GROUPS], learning_rate=1e-4 * i)
+        for i in range(1, _NUM_GROUPS)
+    ]
+
+
+def _time_step(step: Step) -> float:
+    """Returns the median of some samples, each of them the mean of several steps."""
+    call = _make_call(step)
+    for _ in range(_WARM_UP_STEPS):
+        call()
+    gc.collect()
+    gc.freeze()
+    started = perf_counter()
+    call()
+    steps = max(3, int(_SAMPLE_S / (perf_counter() - started)))
+    samples = []
+    for _ in range(_SAMPLES):
+        started = perf_counter()
+        for _ in range(steps):
+            call()
+        samples.append(1e3 * (perf_counter() - started) / steps)
+    return median(samples)
 
 
 def _count_step(step: Step) -> Counted:
@@ -275,8 +328,9 @@ def count_call(call: Callable[[], object]) -> Counted:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["-"]:
+    if sys.argv[1:]:
         given = {name: Step(*each) for name, each in json.load(sys.stdin).items()}
-        print(json.dumps({name: _count_step(step) for name, step in given.items()}))
+        do = {"count": _count_step, "time": _time_step}[sys.argv[1]]
+        print(json.dumps({name: do(step) for name, step in given.items()}))
     else:
         main()
