@@ -26,12 +26,12 @@ import numpy as np
 
 from gpuopt.atomic_file import replace_file
 from gpuopt.backends.cuda.availability import why_no_gpu
+from gpuopt.bench import workloads
 from gpuopt.bench.clock import Clock, GpuClock, Step, make_gpu_copy
-from gpuopt.bench.contenders import make_our_dense_step, make_our_sparse_step
-from gpuopt.bench.jobs import JOBS, RATE, Place
+from gpuopt.bench.contenders import Contender
+from gpuopt.bench.jobs import JOBS, RATE, Job, Place
 from gpuopt.bench.machine import describe_commit
-from gpuopt.bench.models import Shapes, draw_lookups, list_gpt2_shapes, shrink
-from gpuopt.bench.peers import make_torch_dense_step, make_torch_sparse_step, why_not_torch
+from gpuopt.bench.models import list_gpt2_shapes, shrink
 from gpuopt.info import describe
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 15, 3
@@ -41,7 +41,6 @@ _HEAD_START = 2.0
 _MOST_HEAD_START_MS = 200.0
 # The share of a task's time that is for making it and for its first steps.
 _FOR_MAKING = 0.3
-_ADAM_BYTES = 28  # an element: gradient read; weight, m and v read and written
 
 
 class Sizes(NamedTuple):
@@ -98,13 +97,11 @@ class Task(NamedTuple):
 
     Attributes:
         name: A description.
-        num_bytes: How many bytes it has to read and write.
-        make: Makes gpuopt's step and torch's, which is None where there is none to compare with.
+        make: Makes gpuopt's step, and torch's where there is one to compare with.
     """
 
     name: str
-    num_bytes: int
-    make: Callable[[], tuple[Step, Step | None]]
+    make: Callable[[], workloads.Made]
 
 
 def main() -> int:
@@ -234,94 +231,39 @@ def make_check(given: Check) -> str | None:
 
 
 def list_tasks(cupy: Any, sizes: Sizes) -> list[Task]:
-    large = [(sizes.large,)] * 4
+    place, adam = Place(cupy, "cuda"), JOBS["adam"]
     four = f"4 x {sizes.large:,}"
-    gpt2 = shrink(list_gpt2_shapes(), sizes.divisor)
-    clipped = {"clip_norm": 1.0}
-    in_bytes = {"slot_bits": 8}
+    large = workloads.Task("", "", [(sizes.large,)] * 4)
+    gpt2 = workloads.Task("", "", shrink(list_gpt2_shapes(), sizes.divisor))
+    many = workloads.Task("", "", [(64,)] * sizes.many)
     height, width = sizes.table
+    table = workloads.Task("", "", [sizes.table], sizes.lookups)
     rows = f"{sizes.lookups:,} rows by Zipf's law of {height:,} x {width}"
+    clipped = adam._replace(ours=lambda: gpuopt.AdamOptimizer(RATE, clip_norm=1.0))
+    in_bytes = adam._replace(ours=lambda: gpuopt.AdamOptimizer(RATE, slot_bits=8))
+
+    def make(
+        task: workloads.Task, job: Job = adam, peer: str = "torch fused", num_bytes: float = 0
+    ) -> workloads.Made:
+        made = workloads.make_chosen(task, job, place, ("gpuopt", peer))
+        return made._replace(bytes_moved=round(num_bytes)) if num_bytes else made
+
+    def make_copy() -> workloads.Made:
+        copy = Contender(make_gpu_copy(cupy, sizes.copied_bytes), None)
+        return workloads.Made(2 * sizes.copied_bytes, {"gpuopt": copy}, {})
+
     # A norm reads gradients once more; a slot in 8 bits has its share of a block's scale.
+    by_norm, of_bytes = (each * large.num_parameters for each in (32, 16 + 1 / 16))
     return [
-        Task(
-            f"copy of {sizes.copied_bytes:,} bytes",
-            2 * sizes.copied_bytes,
-            lambda: _copy(cupy, sizes),
-        ),
-        _dense_task(cupy, f"Adam, {four}", large, _ADAM_BYTES),
-        _dense_task(cupy, f"Adam, GPT-2's {len(gpt2)} tensors", gpt2, _ADAM_BYTES),
-        _dense_task(cupy, f"Adam, {sizes.many:,} x 64", [(64,)] * sizes.many, _ADAM_BYTES),
-        _sparse_task(cupy, f"LazyAdam, {rows}", sizes, gpuopt.LazyAdamOptimizer, _sparse_adam, 3),
-        _sparse_task(cupy, f"Adagrad, {rows}", sizes, gpuopt.AdagradOptimizer, _adagrad, 2),
-        _dense_task(cupy, f"Adam, clip_norm, {four}", large, _ADAM_BYTES + 4, clipped),
-        _dense_task(cupy, f"Adam, slots in 8 bits, {four}", large, 16 + 1 / 16, in_bytes),
+        Task(f"copy of {sizes.copied_bytes:,} bytes", make_copy),
+        Task(f"Adam, {four}", lambda: make(large)),
+        Task(f"Adam, GPT-2's {len(gpt2.shapes)} tensors", lambda: make(gpt2)),
+        Task(f"Adam, {sizes.many:,} x 64", lambda: make(many)),
+        Task(f"LazyAdam, {rows}", lambda: make(table, peer="torch sparse")),
+        Task(f"Adagrad, {rows}", lambda: make(table, JOBS["adagrad"], "torch sparse")),
+        Task(f"Adam, clip_norm, {four}", lambda: make(large, clipped, "", by_norm)),
+        Task(f"Adam, slots in 8 bits, {four}", lambda: make(large, in_bytes, "", of_bytes)),
     ]
-
-
-def _copy(cupy: Any, sizes: Sizes) -> tuple[Step, None]:
-    return make_gpu_copy(cupy, sizes.copied_bytes), None
-
-
-def _dense_task(
-    cupy: Any,
-    name: str,
-    shapes: Shapes,
-    bytes_each: float,
-    options: Mapping[str, Any] | None = None,
-) -> Task:
-    """Makes a task of Adam; torch's is beside it where gpuopt's has no options."""
-    elements = sum(int(np.prod(shape)) for shape in shapes)
-
-    def make() -> tuple[Step, Step | None]:
-        gradients = [cupy.full(shape, 0.01, np.float32) for shape in shapes]
-
-        def weights() -> list[Any]:
-            return [cupy.ones(shape, np.float32) for shape in shapes]
-
-        if options is not None:
-            optimizer = gpuopt.AdamOptimizer(RATE, **options)
-            pairs = list(zip(gradients, weights(), strict=True))
-            return lambda: optimizer.apply_gradients(pairs), None
-        adam, form = JOBS["adam"], {"fused": True}
-        torchs = None
-        if why_not_torch(adam, Place(cupy, "cuda"), form) is None:
-            torchs = make_torch_dense_step(adam, weights(), [gradients], form)
-        return make_our_dense_step(adam, weights(), [gradients]), torchs
-
-    return Task(name, round(elements * bytes_each), make)
-
-
-def _sparse_task(
-    cupy: Any,
-    name: str,
-    sizes: Sizes,
-    ours: Callable[[float], gpuopt.Optimizer],
-    peer: Callable[[Any, Any], Any],
-    num_arrays: int,
-) -> Task:
-    rows, values = draw_lookups(sizes.table, sizes.lookups)
-    width, different = sizes.table[1], np.unique(rows).size
-
-    def make() -> tuple[Step, Step | None]:
-        given = [(cupy.asarray(values), cupy.asarray(rows))]
-
-        def table() -> Any:
-            return cupy.ones(sizes.table, np.float32)
-
-        torchs = None
-        if why_not_torch(JOBS["adam"], Place(cupy, "cuda"), {"fused": True}) is None:
-            torchs = make_torch_sparse_step(peer, [table()], given)
-        return make_our_sparse_step(lambda: ours(RATE), [table()], given), torchs
-
-    return Task(name, values.nbytes + rows.nbytes + 8 * num_arrays * width * different, make)
-
-
-def _sparse_adam(torch: Any, parameters: Any) -> Any:
-    return torch.optim.SparseAdam(parameters, RATE)
-
-
-def _adagrad(torch: Any, parameters: Any) -> Any:
-    return torch.optim.Adagrad(parameters, RATE, initial_accumulator_value=0.1)
 
 
 Results = Mapping[str, tuple[int, Mapping[str, Times]]]
@@ -343,7 +285,7 @@ def time_all(seconds: float, sizes: Sizes) -> Iterator[tuple[Results, dict[str, 
     for number, task in enumerate(tasks):
         limit = (1 - _FOR_MAKING) * (deadline - perf_counter()) / (len(tasks) - number)
         try:
-            results[task.name] = task.num_bytes, time_task(clock, task, limit)
+            results[task.name] = time_task(clock, task, limit)
         except Exception as error:  # the other tasks are still timed
             failures[task.name] = f"{type(error).__name__}: {error}"
         gc.collect()
@@ -351,11 +293,14 @@ def time_all(seconds: float, sizes: Sizes) -> Iterator[tuple[Results, dict[str, 
         yield results, failures
 
 
-def time_task(clock: Clock, task: Task, seconds: float) -> dict[str, Times]:
+def time_task(clock: Clock, task: Task, seconds: float) -> tuple[int, dict[str, Times]]:
     """Makes a task's steps and times them; its arrays are free afterwards, also if it fails."""
-    ours, torchs = task.make()
-    steps = {"gpuopt": ours} | ({} if torchs is None else {"torch": torchs})
-    return {who: time_step(clock, step, seconds / len(steps)) for who, step in steps.items()}
+    made = task.make()
+    share = seconds / len(made.contenders)
+    return made.bytes_moved, {
+        who.partition(" ")[0]: time_step(clock, step, share)
+        for who, step in made.contenders.items()
+    }
 
 
 def time_step(clock: Clock, step: Step, seconds: float) -> Times:

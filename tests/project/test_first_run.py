@@ -15,7 +15,9 @@ import pytest
 
 from bench import first_run
 from bench.first_run import CHECKS, Check, Times, make_block, make_check, time_step
+from gpuopt.bench.contenders import Contender
 from gpuopt.bench.machine import describe_commit
+from gpuopt.bench.workloads import Made
 
 pytestmark = pytest.mark.internal
 
@@ -72,9 +74,10 @@ def test_a_step_that_fails_leaves_no_arrays_to_the_next(monkeypatch: pytest.Monk
         were_free.append(all(array() is None for array in made))
         arrays = [cupy.ones(3), cupy.ones(4)]
         made.extend(map(weakref.ref, arrays))
-        return lambda: arrays[len(were_free) + 1], None
+        step = Contender(lambda: arrays[len(were_free) + 1], None)
+        return Made(0, {"gpuopt": step}, {})
 
-    tasks = [first_run.Task(name, 0, make) for name in ("one", "two")]
+    tasks = [first_run.Task(name, make) for name in ("one", "two")]
     monkeypatch.setattr(first_run, "list_tasks", lambda cupy, sizes: tasks)
     *_, (_, failures) = first_run.time_all(0, first_run.SMALL)
     assert [*failures] == ["one", "two"]
