@@ -92,17 +92,18 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
     Threads may share an optimizer. With `use_locking=True` they lose no update.
 
     Args:
-        use_locking: Updates of one variable take turns.
-        name: Slot variables are named after it.
-        on_nonfinite: What to do if a gradient of a step holds NaN or infinity. "propagate"
+        use_locking: Make updates of one variable by several threads one after the other.
+        name: The optimizer's name, which the names of its slots contain.
+        on_nonfinite: What to do if a gradient of a step contains NaN or infinity. "propagate"
             computes with it, as TensorFlow does; "skip" leaves out the whole step, with all
             slots and the global step as they were, and logs a warning; "raise" raises
-            FloatingPointError, and nothing is written. Where GPUs have all variables, one of
-            them decides: the host does not wait, logs when it hears of it, and raises the error
-            in a later call, before which no other step is made either (see `check`).
+            FloatingPointError, and nothing is written. If all variables are on GPUs, a GPU
+            decides, and the host does not wait: the warning or the error comes with a later call,
+            and after a step that "raise" has refused, no other step is made before the error (see
+            `check`).
 
     Raises:
-        ValueError: `name` is empty or None, or `on_nonfinite` is none of the three.
+        ValueError: `name` is empty or None, or `on_nonfinite` is not one of the three.
     """
 
     _unlisted: ClassVar[frozenset[str]] = frozenset(
@@ -431,9 +432,9 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
     def last_nonfinite(self) -> str | None:
         """Describes the first gradient that was not finite in the last step that had one.
 
-        The first in the list of pairs. None before there was one, and where nobody looks for one:
-        with `on_nonfinite="propagate"`. Reading it waits for a GPU that decides, which names the
-        variable alone.
+        The first in the list of pairs. None if there was none yet, or with
+        `on_nonfinite="propagate"`, where gradients are not checked. If a GPU checks them, reading
+        this waits for it, and the text has only the variable's name.
         """
         self._on_gpu.bring_up()
         return self._on_gpu.last_nonfinite
