@@ -122,7 +122,7 @@ class UpdateRule:
             if returned is not None:
                 raise TypeError(
                     f"{self.name}: an update rule writes into its arrays and returns nothing, got "
-                    f"{type(returned).__name__}: write `var -= ...` for `return var - ...`"
+                    f"{returned!r}: write `var -= ...` for `return var - ...`"
                 )
 
         return self._trace(step, real)

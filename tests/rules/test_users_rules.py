@@ -402,7 +402,7 @@ def gives_the_name_to_another_array(var: Any, grad: Any, *, learning_rate: Any) 
 @pytest.mark.parametrize(
     ("apply", "error", "words"),
     [
-        (returns, TypeError, "returns: an update rule writes into its arrays and returns nothing"),
+        (returns, TypeError, "into its arrays and returns nothing, got an array: write `var -= "),
         (
             gives_the_name_to_another_array,
             ValueError,
