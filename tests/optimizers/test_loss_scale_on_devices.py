@@ -140,6 +140,7 @@ def test_rows_that_add_up_to_infinity_are_left_out(manager: str, clip: str, xp: 
         assert scaling.num_skipped == 1
         assert scaling.loss_scale == np.float32(8 * 0.8)
         assert (numbers(table)[1:, 0] != 1).all() == (large == 1)
+        assert (numbers(table) == 1).all() == (large != 1)
         assert np.isfinite(numbers(table)).all()
     expected = 'equal rows of the gradient for "table" add up to what is not finite'
     if xp is not np and manager == "known":

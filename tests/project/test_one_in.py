@@ -33,6 +33,13 @@ def test_one_in_n_runs_and_each_value_in_one_at_least() -> None:
     assert again == chosen
 
 
+def test_few_cases_have_all_values() -> None:
+    cases = [case("test", 10**6, a=a, b=b, c=c) for a, b, c in product(range(6), repeat=3)]
+    chosen, _ = one_in.divide(cases)
+    assert len(chosen) == 6
+    assert [each for each in cases if each in chosen] == chosen
+
+
 def test_values_that_a_function_calls_alike_count_as_one() -> None:
     keys = {"a": lambda a: a % 3}
     cases = [case("test", 1000, keys, a=a, b=b) for a, b in product(range(40), range(4))]

@@ -26,6 +26,10 @@ MANAGERS: dict[str, Callable[[], gpuopt.LossScaleManager]] = {
     "dynamic": lambda: gpuopt.DynamicLossScale(4.0, 3, 2.5),
 }
 
+on_each_device = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)]
+)
+
 
 def make(manager: str = "dynamic", opt: Any = None, **options: Any) -> LossScaleOptimizer:
     return LossScaleOptimizer(
@@ -176,7 +180,7 @@ def test_finite_gradients_whose_squares_are_infinite_make_a_step(dtype: Any, lar
     np.testing.assert_allclose(w.numpy(), dtype([1 - large * 1e-30, 2]))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+@on_each_device
 def test_gradients_are_clipped_to_a_norm_at_any_scale(device: str) -> None:
     rng = np.random.default_rng(11)
     gradient = rng.normal(size=20000).astype(np.float32)
@@ -196,7 +200,7 @@ def test_gradients_are_clipped_to_a_norm_at_any_scale(device: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["tensorflow", "torch", "apex"])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+@on_each_device
 def test_a_step_whose_norm_is_infinite_is_left_out_where_it_would_write_nan(
     device: str, form: str
 ) -> None:
@@ -215,7 +219,7 @@ def test_a_step_whose_norm_is_infinite_is_left_out_where_it_would_write_nan(
     assert optimizer.loss_scale == (np.float32(4) / np.float32(2.5) if is_skipped else 4)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+@on_each_device
 @pytest.mark.parametrize("clip", [{}, {"clip_norm": 1e-3}], ids=["plain", "clipped"])
 def test_steps_are_right_at_every_scale_that_growth_reaches(clip: Any, device: str) -> None:
     w = Variable(np.zeros(4, np.float32), name="w", device=device)
@@ -230,7 +234,7 @@ def test_steps_are_right_at_every_scale_that_growth_reaches(clip: Any, device: s
     np.testing.assert_allclose(moved, -(5e-4 if clip else 2.0**10), rtol=1e-6)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+@on_each_device
 def test_the_largest_scale_divides_gradients(device: str) -> None:
     w = Variable(np.zeros(4, np.float32), name="w", device=device)
     optimizer = LossScaleOptimizer(
@@ -253,7 +257,7 @@ class _Returning(gpuopt.LossScaleManager):
 
 @pytest.mark.contract
 @pytest.mark.parametrize("scale", [0.0, -8.0, 0.5, np.nan, np.inf, 2.0**127, "8", None, True])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+@on_each_device
 def test_a_scale_that_divides_nothing_is_refused_before_the_first_write(
     device: str, scale: Any
 ) -> None:
@@ -297,29 +301,28 @@ def test_a_manager_stays() -> None:
     assert isinstance(optimizer.manager, gpuopt.DynamicLossScale)
 
 
-def test_finite_rows_that_add_up_to_infinity_are_left_out() -> None:
-    table = Variable(np.ones((3, 1), np.float32), name="table")
-    optimizer = make(opt=gpuopt.MomentumOptimizer(0.5, 0.5))
-    values = np.float32([[3e38], [1], [3e38]])
-    optimizer.apply_gradients([(IndexedSlices(values, np.array([1, 2, 1])), table)])
-    assert optimizer.num_skipped == 1
-    assert table.numpy().tolist() == [[1], [1], [1]]
-    expected = 'equal rows of the gradient for "table" add up to what is not finite'
-    assert optimizer.last_nonfinite == expected
-
-
-def test_a_step_is_made_after_so_many_that_were_skipped() -> None:
-    w, step = Variable([1.0], name="w"), Variable(0, name="step")
-    optimizer = make(opt=gpuopt.GradientDescentOptimizer(0.5), accept_after=2)
-    bad, good = [(np.float32([-np.inf]), w)], [(np.float32([1]), w)]
-    seen = []
-    for pairs in (bad, good, bad, bad, bad, bad, good):
-        optimizer.apply_gradients(pairs, step)
-        seen.append((float(w.numpy()[0]), int(step), optimizer.skipped_in_a_row))
-    inf = np.inf
-    expected = [(1, 0, 1), (0.5, 1, 0), (0.5, 1, 1), (0.5, 1, 2)]
-    assert seen == [*expected, (inf, 2, 2), (inf, 3, 2), (inf, 4, 0)]
-    assert optimizer.num_skipped == 3
+@on_each_device
+@pytest.mark.parametrize("accept_after", [1, 2])
+@pytest.mark.parametrize("reads", [False, True], ids=["unread", "read"])
+def test_a_step_is_made_after_so_many_that_were_skipped(
+    accept_after: int, reads: bool, device: str, every_schedule: str
+) -> None:
+    w, step = Variable([1.0], name="w", device=device), Variable(0, name="step")
+    optimizer = make("fixed", gpuopt.GradientDescentOptimizer(0.5), accept_after=accept_after)
+    bad, good = (to_device(np.float32([each]), w.device) for each in (-np.inf, 1))
+    value, num_made, num_skipped, in_a_row = 1.0, 0, 0, 0
+    for gradient in (bad, good, bad, bad, bad, bad, good):
+        optimizer.apply_gradients([(gradient, w)], step)
+        if gradient is bad and in_a_row < accept_after:
+            num_skipped, in_a_row = num_skipped + 1, in_a_row + 1
+        else:
+            value, num_made = value + (np.inf if gradient is bad else -0.5), num_made + 1
+            in_a_row = in_a_row if gradient is bad else 0
+        if reads:
+            found = float(w.numpy()[0]), int(step), optimizer.skipped_in_a_row
+            assert found == (value, num_made, in_a_row)
+    assert (float(w.numpy()[0]), int(step)) == (np.inf, num_made)
+    assert (optimizer.num_skipped, optimizer.skipped_in_a_row) == (num_skipped, 0)
 
 
 class _HookMomentum(gpuopt.MomentumOptimizer):
@@ -361,11 +364,16 @@ def test_a_manager_of_a_users_own_hears_of_each_step() -> None:
     assert set(optimizer.state_dict()["non_slots"]) == {"num_skipped", "skipped_in_a_row"}
 
 
-def test_a_saver_restores_in_the_middle_of_growth(tmp_path: Path) -> None:
-    w, step = Variable([1.0, 2.0], name="w"), Variable(0, name="step")
+@on_each_device
+def test_a_saver_restores_in_the_middle_of_growth(
+    device: str, every_schedule: str, tmp_path: Path
+) -> None:
+    w, step = Variable([1.0, 2.0], name="w", device=device), Variable(0, name="step")
     optimizer = make("exponential")
-    gradients = [np.float32([k, 1]) for k in (1, 2, np.nan, 3, 4, 5, np.inf, np.inf, 6)]
-    saver, seen = gpuopt.Saver(max_to_keep=None), []
+    gradients = [
+        to_device(np.float32([k, 1]), w.device) for k in (1, 2, np.nan, 3, 4, 5, np.inf, np.inf, 6)
+    ]
+    saver = gpuopt.Saver(max_to_keep=None)
 
     def go_on(begin: int) -> list[Any]:
         got = []
@@ -374,13 +382,19 @@ def test_a_saver_restores_in_the_middle_of_growth(tmp_path: Path) -> None:
             got.append((w.numpy().tolist(), optimizer.loss_scale, int(step), optimizer.num_skipped))
         return got
 
+    # A save reads what a GPU has decided about the last step; the one at the end, about several.
     for at, gradient in enumerate(gradients):
         optimizer.apply_gradients([(gradient, w)], step)
-        seen.append((w.numpy().tolist(), optimizer.loss_scale, int(step), optimizer.num_skipped))
         saver.save(tmp_path / f"after-{at}")
+    saver.restore(tmp_path / "after-0")
+    for gradient in gradients[1:6]:
+        optimizer.apply_gradients([(gradient, w)], step)
+    saver.save(tmp_path / "after-5")
+    saver.restore(tmp_path / "after-0")
+    seen = go_on(1)
     for at in range(len(gradients)):
         saver.restore(tmp_path / f"after-{at}")
-        assert go_on(at + 1) == seen[at + 1 :]
+        assert go_on(at + 1) == seen[at:]
 
 
 @pytest.mark.contract
@@ -610,22 +624,37 @@ def test_gradients_of_16_bits_do_not_vanish_again_where_wrappers_are_around(
     assert found.min() in (-0.5, -1)  # a strategy adds up
 
 
-def test_replicas_decide_about_their_sum_and_alike() -> None:
-    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
+@pytest.mark.parametrize(
+    "devices",
+    [
+        ["cpu", "cpu"],
+        pytest.param(["gpu:0", "gpu:1"], marks=[pytest.mark.gpu, pytest.mark.gpus(2)]),
+    ],
+    ids="+".join,
+)
+@pytest.mark.parametrize(
+    ("manager", "clip", "scale"),
+    [("exponential", {"clip_norm": 10.0}, 8), ("dynamic", {}, np.float32(4) / np.float32(2.5))],
+    ids=["exponential", "dynamic"],
+)
+def test_replicas_decide_about_their_sum_and_alike(
+    manager: str, clip: Any, scale: float, devices: list[str], every_schedule: str
+) -> None:
+    strategy = gpuopt.MirroredStrategy(devices)
     w, step = strategy.variable(np.float32([1, 2]), name="w"), Variable(0, name="step")
-    optimizer = make("exponential", gpuopt.GradientDescentOptimizer(0.5, clip_norm=10.0))
+    optimizer = make(manager, gpuopt.GradientDescentOptimizer(0.5, **clip))
     for bad in (1.0, np.inf, 1.0):
 
         def train() -> None:
-            at = replica_context().replica_id
             # One of the two overflows. The loss is averaged.
-            gradient = np.float32([1, 1]) * np.float32(bad if at else 1)  # noqa: B023
-            optimizer.apply_gradients([(gradient * 8, w)], step, loss_scale=16)
+            factor = bad if replica_context().replica_id else 1  # noqa: B023
+            gradient = to_device(np.float32([8, 8]) * np.float32(factor), w.local.device)
+            optimizer.apply_gradients([(gradient, w)], step, loss_scale=16)
 
         strategy.run(train)
     for copy in w.replicas:
         assert copy.numpy().tolist() == [0, 1]
-    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (2, 1, 8)
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (2, 1, scale)
 
 
 def test_the_loss_of_each_replica_is_scaled() -> None:
@@ -642,31 +671,42 @@ def test_the_loss_of_each_replica_is_scaled() -> None:
         assert copy.numpy().tolist() == [0, 1]
 
 
-def test_workers_and_towers_decide_about_what_all_bring() -> None:
-    w, step = Variable([1.0, 2.0], name="w"), Variable(0, name="step")
-    optimizer = make(opt=gpuopt.GradientDescentOptimizer(0.5))
+def after_two_steps(device: str) -> tuple[LossScaleOptimizer, Variable, Variable]:
+    """Makes a step and skips one; returns (optimizer, w, step), which the host has not read."""
+    w, step = Variable(np.zeros(5, np.float32), name="w", device=device), Variable(0, name="step")
+    inside = gpuopt.MomentumOptimizer(1.0, 0.5)
+    optimizer = LossScaleOptimizer(inside, gpuopt.DynamicLossScale(64.0, 100))
+    for value in (1, np.nan):
+        optimizer.apply_gradients([(to_device(np.full(5, value, np.float32), w.device), w)], step)
+    return optimizer, w, step
+
+
+@on_each_device
+def test_towers_decide_about_what_all_bring(device: str, every_schedule: str) -> None:
+    optimizer, w, step = after_two_steps(device)
     tower = gpuopt.TowerOptimizer(optimizer)
 
     def model(factor: Any) -> Any:
-        tower.minimize(lambda: np.sum(w.value()) * np.float32(factor[0]), step, [w])
+        tower.minimize(lambda: (w.value() * factor[0]).sum(), step, [w])
         return factor[0]
 
-    train = gpuopt.replicate(model, "weighted_sum", devices=["cpu", "cpu"])
+    train = gpuopt.replicate(model, "weighted_sum", devices=[device, device])
     for bad in (1.0, np.inf, 1.0):
-        train(np.float32([1, bad]))
-    assert (w.numpy().tolist(), int(step), optimizer.num_skipped) == ([-1, 0], 2, 1)
+        train(to_device(np.float32([1, bad]), w.device))
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (3, 2, 16)
+    np.testing.assert_array_equal(w.numpy(), np.float32([-1 - 2.5 - 3.25] * 5))
 
 
-def test_workers_go_on_after_a_step_that_was_skipped() -> None:
-    w, step = Variable([1.0, 2.0], name="w"), Variable(0, name="step")
-    optimizer = make(opt=gpuopt.GradientDescentOptimizer(0.5))
+@on_each_device
+def test_workers_go_on_after_a_step_that_was_skipped(device: str, every_schedule: str) -> None:
+    optimizer, w, step = after_two_steps(device)
     sync = gpuopt.SyncReplicasOptimizer(optimizer, 1, 1)
-    gradients = [np.float32(each) for each in ([1, 1], [1, np.inf], [1, 1])]
     with sync.start(step, num_tokens=0), sync.worker(0) as worker:
-        for gradient in gradients:
+        for value in (1, np.inf, 1):
+            gradient = to_device(np.full(5, value, np.float32), w.device)
             worker.apply_gradients([(gradient, w)], step)
-    assert w.numpy().tolist() == [0, 1]
-    assert optimizer.num_skipped == 1
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (3, 2, 16)
+    np.testing.assert_array_equal(w.numpy(), np.float32([-1 - 1.5 - 1.75] * 5))
 
 
 @pytest.mark.parametrize("around", [False, True])

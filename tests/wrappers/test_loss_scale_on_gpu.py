@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 import driver
@@ -278,26 +277,6 @@ def test_a_state_in_the_middle_of_growth_goes_on_as_it_would_have(every_schedule
     assert ours == theirs
 
 
-@pytest.mark.parametrize("accept_after", [1, 2])
-def test_a_step_is_accepted_after_some_that_were_skipped(
-    accept_after: int, every_schedule: str
-) -> None:
-    xp: Any = pytest.importorskip("cupy")
-    w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
-    step = Variable(0, name="step")
-    optimizer = LossScaleOptimizer(
-        gpuopt.GradientDescentOptimizer(1.0),
-        gpuopt.FixedLossScaleManager(2.0),
-        accept_after=accept_after,
-    )
-    for _ in range(accept_after):
-        optimizer.apply_gradients([(gradients(xp, True)[0], w)], step)
-    assert (w.numpy() == 1).all()
-    optimizer.apply_gradients([(gradients(xp, True)[0], w)], step)
-    assert np.isnan(w.numpy()).all()
-    assert (int(step), optimizer.num_skipped) == (1, accept_after)
-
-
 def test_a_scale_that_grows_on_and_on_makes_no_step_0() -> None:
     w = Variable(np.ones(3, np.float32), name="w", device="gpu:0")
     manager = gpuopt.DynamicLossScale(2.0**96, 1)
@@ -442,85 +421,6 @@ def test_optimizers_that_count_by_one_variable_see_each_others_steps(every_sched
     first.apply_gradients([(good, w)], step)
     np.testing.assert_array_equal(w.numpy(), np.float32([1 - 1 - 1 - 10 - 1000 - 100] * 5))
     assert int(step) == 5
-
-
-def test_a_saver_waits_and_saves_what_is_right(every_schedule: str, tmp_path: Path) -> None:
-    xp: Any = pytest.importorskip("cupy")
-    w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
-    step = Variable(0, name="step")
-    optimizer = LossScaleOptimizer(gpuopt.AdamOptimizer(), gpuopt.DynamicLossScale(8.0, 3))
-    saver = gpuopt.Saver()
-    for bad in (False, True, False, False):
-        optimizer.apply_gradients([(gradients(xp, bad)[0], w)], step)
-    path = saver.save(tmp_path / "model")
-    values = w.numpy()
-    for bad in (False, True):
-        optimizer.apply_gradients([(gradients(xp, bad)[0], w)], step)
-    saver.restore(path)
-    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (3, 1, 4)
-    np.testing.assert_array_equal(w.numpy(), values)
-    optimizer.apply_gradients([(gradients(xp)[0], w)], step)
-    assert optimizer.loss_scale == 8
-
-
-def after_two_steps() -> tuple[Any, LossScaleOptimizer, Variable, Variable]:
-    """Makes a step and skips one; returns (xp, optimizer, w, step), of which the host knows not."""
-    xp: Any = pytest.importorskip("cupy")
-    w, step = Variable(np.zeros(5, np.float32), name="w", device="gpu:0"), Variable(0, name="step")
-    optimizer = LossScaleOptimizer(
-        gpuopt.MomentumOptimizer(1.0, 0.5), gpuopt.DynamicLossScale(64.0, 100)
-    )
-    for bad in (False, True):
-        optimizer.apply_gradients([(gradients(xp, bad)[0], w)], step)
-    return xp, optimizer, w, step
-
-
-def test_towers_decide_about_what_all_bring(every_schedule: str) -> None:
-    xp, optimizer, w, step = after_two_steps()
-    tower = gpuopt.TowerOptimizer(optimizer)
-
-    def model(factor: Any) -> Any:
-        tower.minimize(lambda: xp.sum(w.value() * factor[0]), step, [w])
-        return factor[0]
-
-    train = gpuopt.replicate(model, "weighted_sum", devices=["gpu:0", "gpu:0"])
-    for bad in (1.0, np.inf, 1.0):
-        train(xp.asarray(np.float32([1, bad])))
-    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (3, 2, 16)
-    np.testing.assert_array_equal(w.numpy(), np.float32([-1 - 2.5 - 3.25] * 5))
-
-
-def test_workers_that_meet_in_each_step_decide_about_what_all_bring(every_schedule: str) -> None:
-    xp, optimizer, w, step = after_two_steps()
-    sync = gpuopt.SyncReplicasOptimizer(optimizer, 1, 1)
-    with sync.start(step, num_tokens=0), sync.worker(0) as worker:
-        for bad in (False, True, False):
-            worker.apply_gradients([(gradients(xp, bad)[0], w)], step)
-    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (3, 2, 16)
-    np.testing.assert_array_equal(w.numpy(), np.float32([-1 - 1.5 - 1.75] * 5))
-
-
-@pytest.mark.gpus(2)
-def test_copies_of_a_strategy_are_decided_about_alike(every_schedule: str) -> None:
-    xp: Any = pytest.importorskip("cupy")
-    strategy = gpuopt.MirroredStrategy(["gpu:0", "gpu:1"])
-    w, step = strategy.variable(np.zeros(5, np.float32), name="w"), Variable(0, name="step")
-    optimizer = LossScaleOptimizer(
-        gpuopt.GradientDescentOptimizer(0.5), gpuopt.DynamicLossScale(64.0, 100)
-    )
-    for factor in (1.0, np.inf, 1.0):
-
-        def train() -> None:
-            mine = w.local
-            gradient = xp.ones(5, np.float32)
-            if mine is w.replicas[1]:
-                gradient *= np.float32(factor)  # noqa: B023
-            optimizer.apply_gradients([(gradient * 8, w)], step, loss_scale=8)
-
-        strategy.run(train)
-    for copy in w.replicas:
-        np.testing.assert_array_equal(copy.numpy(), np.float32([-2] * 5))
-    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (2, 1, 32)
 
 
 @pytest.mark.gpus(2)
