@@ -349,6 +349,16 @@ def every_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         yield "cpu"
 
 
+@pytest.fixture(params=[*CPU_FORMS, pytest.param("kernels", marks=pytest.mark.emulator)])
+def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Runs a test of numpy's arrays by each form of the CPU, and by kernels: with the backend."""
+    if request.param == "kernels":
+        yield CudaBackend(Device("gpu"), EmulatorLauncher())
+        return
+    with in_form(request.param, monkeypatch):
+        yield backends.backend_for(Device.cpu)
+
+
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Notes how often the host waits for a GPU that is not done yet."""

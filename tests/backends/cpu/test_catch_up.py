@@ -15,13 +15,9 @@ from late_tables import (
     check_reads,
     constant,
     cosine,
-    distance,
     distances,
-    error_of_squares,
     read_tables,
     step_size,
-    waves,
-    zipf_steps,
 )
 
 from gpuopt.backends.cpu.forms.compiled_catch_up import CompiledCatchUp
@@ -57,54 +53,6 @@ def test_each_read_of_2_000_rows_and_its_rows_are_as_close_to_all_steps_as_float
     reads = list(read_tables(rate, epsilon, steps))
     assert len(reads) == steps // 250
     check_reads(reads)
-
-
-@pytest.mark.parametrize("gap", [2, 4])
-@pytest.mark.one_in(6)
-def test_gaps_alike_do_not_add_up_one_error_of_a_power(gap: int) -> None:
-    assert abs(error_of_squares(gap)) <= 2e-7
-
-
-@pytest.mark.parametrize(("stepping", "bound"), [(False, 1e-7), (True, 1e-11)])
-@pytest.mark.parametrize("rate", [constant, cosine, waves])
-@pytest.mark.parametrize("epsilon", [1e-8, 1e-3])
-@pytest.mark.one_in(18)
-def test_float64_is_close_by_sums_and_closer_step_by_step(
-    rate: Callable[[int], float],
-    epsilon: float,
-    every_cpu_form: str,
-    *,
-    stepping: bool,
-    bound: float,
-) -> None:
-    is_hardest = rate is constant and epsilon == 1e-3 and every_cpu_form == "compiled"
-    steps = 10_000 if FULL else 2_000 if is_hardest else 470
-    table = Table(np.float64, stepping=stepping, epsilon=epsilon)
-    exact = AllRows(np.float64, epsilon)
-    for step, (rows, values) in enumerate(zipf_steps(steps, seed=4), start=1):
-        table.step(rows, values, step_size(rate, step))
-        exact.step(rows, values, step_size(rate, step))
-        if step % 233 == 0:
-            assert distance(table.read(), exact.var) <= bound
-
-
-@pytest.mark.parametrize("gap", [0, 1, 255, 256, 257, 307, 308, 309, 2_000])
-@pytest.mark.parametrize("gradient", [1.0, 1e-3, 1e-7, 1e-18, 0.0])
-@pytest.mark.parametrize("stepping", [False, True])
-@pytest.mark.one_in(40)
-def test_one_row_catches_up_over_a_gap(gap: int, gradient: float, *, stepping: bool) -> None:
-    epsilon = 1e-5
-    table = Table(np.float32, stepping=stepping, epsilon=epsilon, height=2)
-    exact = AllRows(np.float64, epsilon, height=2)
-    for step in range(1, 2 + gap):
-        rows, values = np.array([min(step - 1, 1)]), np.array([[gradient]])
-        for each in (table, exact):
-            each.step(rows, values, step_size(constant, step))
-    table.read(np.array([0]))
-    assert table.catch_up.last[0] == table.catch_up.now
-    np.testing.assert_allclose(table.var[0], exact.var[0], rtol=2e-6, atol=1e-30)
-    np.testing.assert_allclose(table.m[0], exact.m[0], rtol=2e-6, atol=1e-37)
-    np.testing.assert_allclose(table.v[0], exact.v[0], rtol=2e-6 + 4e-8 * gap, atol=1e-37)
 
 
 @pytest.mark.parametrize("stepping", [False, True])
