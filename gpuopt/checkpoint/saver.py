@@ -490,7 +490,10 @@ class Saver:
 
 def _by_name(variables: Any, argument: str) -> dict[str, Variable]:
     if isinstance(variables, Mapping):
-        named = {name: as_variable(variable) for name, variable in variables.items()}
+        named = {
+            name: _as_variable(variable, f"{argument}[{name!r}]")
+            for name, variable in variables.items()
+        }
     else:
         listed = checked_list(variables, argument)
         for variable in listed:
@@ -507,6 +510,18 @@ def _by_name(variables: Any, argument: str) -> dict[str, Variable]:
             raise TypeError(f"a variable's name in a checkpoint must be text, got {name!r}")
     state_dict.refuse_two_names(named)
     return named
+
+
+def _as_variable(value: Any, place: str) -> Variable:
+    if isinstance(value, Mapping | list | tuple):
+        raise TypeError(
+            f"{place}: expected a Variable or an array, got {describe(value)}; list each array of "
+            'a tree with its path, as in {"layers/0/W": array}'
+        )
+    try:
+        return as_variable(value)
+    except TypeError as error:
+        raise TypeError(f"{place}: {error}") from None
 
 
 def _in_host_memory(variable: Variable) -> Array:

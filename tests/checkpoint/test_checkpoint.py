@@ -507,6 +507,10 @@ def test_a_raw_array_is_saved_by_the_name_that_a_mapping_gives_it(tmp_path: Path
     array, step = np.ones(3, np.float32), Variable(0, name="global_step", trainable=False)
     with pytest.raises(TypeError, match=r"var_list holds ndarray of dtype float32.*needs a name"):
         Saver([array])
+    with pytest.raises(TypeError, match=r"\['layers'\]: .* got list; .*{.layers/0/W.: array"):
+        Saver({"layers": [{"W": array}]})
+    with pytest.raises(TypeError, match=r"var_list\['rate'\]: .* got float"):
+        Saver({"w": array, "rate": 0.1})
     assert list(load_file(Saver({"w": array}).save(tmp_path / "model"))) == ["w"]
     optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
     optimizer.apply_gradients([(np.ones(3, np.float32), array)])
