@@ -1,4 +1,4 @@
-"""A known step of 1,000 small variables: one unusual pair, a tree, and after a closed report."""
+"""A known step of 1,000 small variables: with one unusual pair, and of a tree."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 
 import gpuopt
 from bench.harness import Offer, Step, Workload
-from bench.targets import Target, list_targets
-from gpuopt.backends import watching
+from bench.targets import list_targets
 
 _VARIABLES = 1000
 _FLOATS = 64
@@ -21,10 +20,6 @@ _DENSE = "all dense, the same objects"
 _DENSE_AND_ROWS = "all dense, and the rows in a call of their own"
 _LAYERS = 500
 _LISTED = "apply_gradients, the same pairs"
-_STEPS = 1000
-_AFTER = "steps_after_a_report"
-_NO_REPORT = "no report was ever open"
-_LOOKS = "the looks for a report, alone"
 
 Pairs = list[Any]
 
@@ -113,46 +108,6 @@ def _make_workload(
     )
 
 
-def _make_steps_after_a_report() -> Workload:
-    """Makes steps of one small variable, in which what a report leaves would weigh most.
-
-    Steps look whether a report is open, and so do all contenders. The looks are timed alone, too.
-    """
-    after, without = _make_optimizer(), _make_optimizer()
-    contenders = {
-        "gpuopt": _repeat(_step_of_one(after)),
-        _NO_REPORT: _repeat(_step_of_one(without)),
-    }
-    with after.report():
-        contenders["gpuopt"]()
-
-    def look() -> None:
-        # In a step, in its thread, and in a launch.
-        if after.open_report or watching.this_thread.watcher or watching.this_thread.watcher:
-            raise RuntimeError("a report is open")
-
-    return Workload(
-        name=_AFTER,
-        description=f"{_STEPS:,} steps of Momentum on {_FLOATS} floats; a report was open before",
-        bytes_moved=None,
-        operations=_STEPS,
-        contenders={**contenders, _LOOKS: _repeat(look)},
-    )
-
-
-def _step_of_one(optimizer: gpuopt.Optimizer) -> Step:
-    pairs = [(_make_gradient(), gpuopt.Variable(_make_array()))]
-    return lambda: optimizer.apply_gradients(pairs)
-
-
-def _repeat(step: Step) -> Step:
-    def steps() -> None:
-        for _ in range(_STEPS):
-            step()
-
-    return steps
-
-
 def _make_optimizer() -> gpuopt.Optimizer:
     return gpuopt.MomentumOptimizer(1e-3, 0.9)
 
@@ -209,13 +164,5 @@ OFFERS = (
     *(
         Offer(name, partial(_make_tree, name, *given), list_targets(name, {_LISTED: 1.3}))
         for name, given in _TREES.items()
-    ),
-    Offer(
-        _AFTER,
-        _make_steps_after_a_report,
-        [
-            *list_targets(_AFTER, {_NO_REPORT: 1.05}),
-            Target(_AFTER, "ratio", _LOOKS, at_least=50.0),
-        ],
     ),
 )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import ml_dtypes
@@ -337,3 +340,34 @@ def test_a_reports_repr_is_a_line() -> None:
             optimizer.apply_gradients([(np.ones(250_000, np.float32), variable)])
     shown = r'<Report of "Descent": 2 steps, \d+\.\d{3} ms each on the host, 3\.000 MB each>'
     assert re.fullmatch(shown, repr(report))
+
+
+def test_a_closed_report_enters_no_function_in_later_steps() -> None:
+    def step_of(optimizer: gpuopt.Optimizer) -> Callable[[], None]:
+        pairs = [(np.full(64, 1e-3, np.float32), Variable(np.ones(64, np.float32)))]
+        return lambda: optimizer.apply_gradients(pairs)
+
+    with_one, without = (gpuopt.MomentumOptimizer(0.01, 0.9) for _ in range(2))
+    after, never = step_of(with_one), step_of(without)
+    with with_one.report():
+        after()
+    never()
+    calls = count_calls(never)
+    assert calls > 10
+    assert count_calls(after) == calls
+
+
+def count_calls(step: Callable[[], None]) -> int:
+    """Counts the functions that are entered."""
+    calls = 0
+
+    def enter(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(enter)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return calls
