@@ -462,14 +462,12 @@ def test_what_cannot_be_compared_ends_with_status_2(
 def test_ctrl_c_keeps_what_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_one = command._run_one
-
-    def stop_in_the_second(*arguments: Any) -> Run:
-        if arguments[2].task is SPARSE:
+    def stop_in_the_second(bench: Any, task: Task, *arguments: Any, **options: Any) -> Run:
+        if task is SPARSE:
             raise KeyboardInterrupt
-        return run_one(*arguments)
+        return measure.measure(bench, task, *arguments, **options)
 
-    monkeypatch.setattr(command, "_run_one", stop_in_the_second)
+    monkeypatch.setattr(command, "measure", stop_in_the_second)
     path, page = tmp_path / "results.json", tmp_path / "page.html"
     files = ["--json", str(path), "--html", str(page)]
     assert command_line.main(["bench", *FEW, *files]) == 130

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
-import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -15,7 +17,6 @@ import pytest
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
-from gpuopt.backends.cpu import memory
 
 PACKAGE = str(Path(gpuopt.__file__).parent)
 
@@ -28,10 +29,18 @@ class StepPath(NamedTuple):
     moves: int
 
 
-@pytest.fixture(autouse=True)
-def memory_is_cut_from_a_new_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a block ends between two variables, they are gathered: a longer path."""
-    monkeypatch.setattr(memory, "_of_this_thread", threading.local())
+def on_a_new_thread(test: Callable[..., None]) -> Callable[..., None]:
+    """Has a test cut memory from a new block.
+
+    If a block ends between two variables, they are gathered: a longer path.
+    """
+
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(test, *arguments, **named).result()
+
+    return run
 
 
 def path_of(step: Any) -> StepPath:
@@ -63,6 +72,7 @@ def steady_path(gradient: Any, variable: Variable) -> StepPath:
     return path_of(lambda: optimizer.apply_gradients(pairs))
 
 
+@on_a_new_thread
 def test_a_steady_dense_step_takes_a_short_path() -> None:
     path = steady_path(np.ones(64, np.float32), Variable(np.ones(64, np.float32)))
     assert 10 < path.calls <= 55
@@ -70,6 +80,7 @@ def test_a_steady_dense_step_takes_a_short_path() -> None:
     assert path.moves <= 42
 
 
+@on_a_new_thread
 def test_a_steady_sparse_step_takes_a_short_path() -> None:
     rows = IndexedSlices(np.ones((3, 8), np.float32), np.array([1, 2, 1]))
     path = steady_path(rows, Variable(np.ones((1000, 8), np.float32)))
@@ -77,6 +88,7 @@ def test_a_steady_sparse_step_takes_a_short_path() -> None:
 
 
 @pytest.mark.parametrize("extra", [1, 10])
+@on_a_new_thread
 def test_the_path_is_as_long_for_many_variables_as_for_one(extra: int) -> None:
     optimizer = gpuopt.AdamOptimizer(0.1)
     pairs = [(np.ones(64, np.float32), Variable(np.ones(64, np.float32))) for _ in range(1 + extra)]

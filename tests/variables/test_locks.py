@@ -19,7 +19,6 @@ import gpuopt
 from gpuopt import DeadlineExceededError, Variable, locks
 from gpuopt.backends.cpu import compiler
 from gpuopt.backends.cpu.threads import share_out
-from gpuopt.checkpoint import checkpoint_writer
 from gpuopt.locks import Condition, Lock, call_if_free, call_locked
 
 
@@ -95,14 +94,13 @@ def test_a_wait_for_a_helping_thread_ends() -> None:
 def test_a_wait_for_a_save_in_the_background_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on = threading.Event()
-    write = checkpoint_writer._write_tensors
+    go_on, sync = threading.Event(), os.fsync
 
-    def pausing(*arguments: object) -> object:
+    def pausing(descriptor: int) -> None:
         assert go_on.wait(30)
-        return write(*arguments)  # type: ignore[arg-type]
+        sync(descriptor)
 
-    monkeypatch.setattr(checkpoint_writer, "_write_tensors", pausing)
+    monkeypatch.setattr(os, "fsync", pausing)
     saver = gpuopt.Saver([Variable(np.zeros(3), name="w")])
     future = saver.save_async(tmp_path / "m", 1)
     try:

@@ -130,7 +130,7 @@ class Device:
         current.device = self.outer
 
 
-current = SimpleNamespace(device=0, streams={}, status=0)
+current = SimpleNamespace(device=0, streams={}, status=0, launch=None)
 
 
 def current_stream() -> Stream:
@@ -157,7 +157,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         runtime=SimpleNamespace(
             memGetInfo=lambda: (0, 0), eventQuery=query, check_status=check_status
         ),
-        driver=SimpleNamespace(launchKernel=None),
+        driver=SimpleNamespace(launchKernel=lambda *given: current.launch(*given)),
     )
     name = "gpuopt.backends.cuda.cupy_launcher"
     monkeypatch.setitem(sys.modules, "cupy", cupy)
@@ -394,7 +394,7 @@ def test_arguments_reach_the_driver_in_the_order_of_cxx(
     def launch(*given: Any) -> None:
         launched.append((given, bytes_of_arguments(given[-2], [24, 8, 8, 8, 4, 8])))
 
-    monkeypatch.setattr(module, "_launch_kernel", launch)
+    monkeypatch.setattr(current, "launch", launch)
     left, right, before, after, results = (DeviceArray(np.zeros(4, np.float32)) for _ in range(5))
     module.CupyLauncher(0).launch(
         planted.combine(),
@@ -420,7 +420,7 @@ def test_each_thread_that_launches_gets_the_devices_context_once(
 ) -> None:
     monkeypatch.setattr(module, "load", lambda kernel: COMPILED)
     calls: list[str] = []
-    monkeypatch.setattr(module, "_launch_kernel", lambda *given: calls.append("launch"))
+    monkeypatch.setattr(current, "launch", lambda *given: calls.append("launch"))
     module.cupy.cuda.runtime.memGetInfo = lambda: calls.append("context")
     launcher = module.CupyLauncher(0)
     values = DeviceArray(np.zeros(4, np.float32))
@@ -446,7 +446,7 @@ def test_an_array_that_is_forgotten_leaves_a_null_pointer(
     def launch(*given: Any) -> None:
         launched.append(bytes_of_arguments(given[-2], [8, 8]))
 
-    monkeypatch.setattr(module, "_launch_kernel", launch)
+    monkeypatch.setattr(current, "launch", launch)
     values, others = (DeviceArray(np.zeros(4, np.float32)) for _ in range(2))
     kernel = planted.planted_kernel("deadlock", False)
     prepared = module.CupyLauncher(0).bind(kernel, 1, 32, values=values, size=4)
