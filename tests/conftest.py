@@ -266,7 +266,7 @@ def streams_end_with_their_test() -> Iterator[None]:
     gpu_streams.drop_streams()
 
 
-CPU_FORMS = ["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)]
+CPU_FORMS = ["plain", "replayed", pytest.param("compiled", marks=pytest.mark.cxx)]
 GPUS = [
     pytest.param("emulated", marks=pytest.mark.emulator),
     pytest.param("gpu", marks=pytest.mark.gpu),

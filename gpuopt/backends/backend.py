@@ -383,20 +383,6 @@ class Backend(Protocol):
     def overlapping(self, plans: Sequence[Any], arrays: Sequence[Array]) -> Sequence[int]:
         """Returns the positions of arrays that share memory with what any of the plans writes."""
 
-    def check_rule(
-        self, rule: UpdateRule, real: type[np.floating[Any]], scalars: Sequence[Scalars]
-    ) -> None:
-        """Checks a rule that is about to be applied, before anything is written.
-
-        Args:
-            rule: The rule.
-            real: The type that it computes in.
-            scalars: As for `apply_dense`.
-
-        Raises:
-            TypeError: the rule is not arithmetic on elements, or writes to the gradient.
-        """
-
     def apply_dense(
         self,
         rule: UpdateRule,

@@ -12,8 +12,8 @@ _OPERATORS = {
 }
 _OF_ONE = (
     "absolute arccos arccosh arcsin arcsinh arctan arctanh cbrt ceil cos cosh exp exp2 expm1 fabs "
-    "floor invert isfinite isinf isnan log log10 log1p log2 positive reciprocal rint sign sin sinh "
-    "sqrt square tan tanh trunc"
+    "floor invert isfinite isinf isnan log log10 log1p log2 positive reciprocal rint sign signbit "
+    "sin sinh sqrt square tan tanh trunc"
 )
 _OF_TWO = (
     "arctan2 bitwise_and bitwise_or bitwise_xor copysign float_power floor_divide fmax fmin hypot "

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from gpuopt.rules.tracing import Node, Program
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ class Shift(NamedTuple):
 def shift_of(rule: UpdateRule) -> Shift | None:
     """Returns the rule's `Shift`, or None if its step may depend on the variable in another way."""
     try:
-        program = rule.traced(np.dtype(np.float64))
+        program = rule.programs["float64"]
     except Exception:  # of a rule with a form of its own in C++, which need not be traced
         return None
     moved = dict(program.stores)

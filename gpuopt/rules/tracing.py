@@ -41,7 +41,8 @@ class Node:
         op: A ufunc's name; or "array", "scalar", "constant", "convert", "select" or "clip".
         operands: What it is computed from.
         dtype: Its type.
-        detail: The name of an array or a scalar; a constant's value.
+        detail: The name of an array or a scalar; a constant's value; a ufunc that has no form in
+            C++ here.
         rank: By what it differs.
         line: Of Python, as "adam.py:45".
     """
@@ -88,6 +89,8 @@ def trace(
     scalars: Mapping[str, Rank],
     real: DType,
     read_only: Mapping[str, str],
+    *,
+    any_ufunc: bool = False,
 ) -> Program:
     """Traces a function.
 
@@ -98,12 +101,13 @@ def trace(
         scalars: The names of its scalars. One of rows is an array that is only read.
         real: The type of all.
         read_only: What arrays that it must not write are called in errors, by their names.
+        any_ufunc: Whether it may call ufuncs that have no form in C++ here.
 
     Raises:
         TypeError: it does what no program can; the message has the line.
         ValueError: it writes numbers of elements to an array of rows.
     """
-    tape = _Tape(name)
+    tape = _Tape(name, any_ufunc)
     paths: list[_Path] = []
     pending: list[list[bool]] = [[]]
     while pending:
@@ -254,8 +258,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 class _Tape:
     """All nodes of a program, and the path that is followed."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, any_ufunc: bool) -> None:
+        self._name, self._any_ufunc = name, any_ufunc
         self._nodes: dict[Any, Node] = {}
         self._selected: dict[tuple[Node, Node, Node], Node] = {}
         self.follow([])
@@ -285,20 +289,23 @@ class _Tape:
 
     def call(self, ufunc: np.ufunc, inputs: Sequence[Any]) -> Traced:
         """Returns what a ufunc makes of operands."""
-        if ufunc.__name__ not in UFUNCS:
-            self.refuse(f"np.{ufunc.__name__}")
+        name = ufunc.__name__
+        is_known = name in UFUNCS
+        if not (is_known or self._any_ufunc):
+            self.refuse(f"np.{name}")
         given = [self._kind(x) for x in inputs]
         try:
             *dtypes, result = ufunc.resolve_dtypes((*given, None))
         except TypeError:
-            self.refuse(f"np.{ufunc.__name__} of {', '.join(map(_shown_type, inputs))}")
+            self.refuse(f"np.{name} of {', '.join(map(_shown_type, inputs))}")
         kinds = {each.kind for each in dtypes}
-        takes_integers = ufunc.__name__ in OF_INTEGERS or "numpy::" not in UFUNCS[ufunc.__name__]
+        takes_integers = name in OF_INTEGERS or "numpy::" not in UFUNCS.get(name, "")
         if not kinds <= set("bif" if takes_integers else "f") or result.name not in TYPES:
-            self.refuse(f"np.{ufunc.__name__} of {', '.join(map(str, dtypes))}")
+            self.refuse(f"np.{name} of {', '.join(map(str, dtypes))}")
         operands = [self.as_node(x, to) for x, to in zip(inputs, dtypes, strict=True)]
         is_array = any(isinstance(x, Traced) and x.is_array for x in inputs)
-        return Traced(self, self.node(ufunc.__name__, operands, result), is_array)
+        node = self.node(name, operands, result, None if is_known else ufunc)
+        return Traced(self, node, is_array)
 
     def as_node(self, value: Any, dtype: DType | None = None) -> Node:
         """Returns the node of a stand-in or a number, converted to a type if one is given."""

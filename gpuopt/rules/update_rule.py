@@ -12,15 +12,18 @@ from typing import Any, overload
 import numpy as np
 
 from gpuopt.computed_once import computed_once
+from gpuopt.rules.degrees import refuse_other_degrees
 from gpuopt.rules.emitted import Functor, emit, field_name
 from gpuopt.rules.shift import Shift, shift_of
 from gpuopt.rules.sources import CudaSource, kernel_root
 from gpuopt.rules.tracing import Program, Rank, trace
-from gpuopt.rules.trial import refuse_by_trial, refuse_other_degrees
 from gpuopt.rules.unnamed import Unnamed
 
 # The scalar of a row-wise rule that each row has for itself.
 MEAN_SQUARE = "mean_square"
+
+# The types that rules compute in.
+_REALS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def row_shape(shape: Sequence[int]) -> tuple[int, ...]:
@@ -35,10 +38,9 @@ class UpdateRule:
 
     Attributes:
         apply: The function. Takes flat chunks of any length and updates `var` and its slots in
-            place; the gradient is read-only. Its result must depend on its arguments alone: for
-            large arrays its numpy calls are recorded, once for the same scalars, and replayed. If
-            the rule is row-wise, it takes rows, [num_rows, row_width], and each of `row_slots` as
-            [num_rows, 1].
+            place; the gradient is read-only. Its result must depend on its arguments alone: it is
+            traced once. If the rule is row-wise, it takes rows, [num_rows, row_width], and each of
+            `row_slots` as [num_rows, 1].
         slots: The slots' names, in order.
         scalars: The names of the scalars of a step, in order.
         cuda: The user's own functor, which is used instead of a traced one.
@@ -98,25 +100,34 @@ class UpdateRule:
         counts = {"num_slots": len(self.slots)}
         counts |= {"num_row_slots": len(self.row_slots)} if self.row_slots else {}
         counts |= {"num_sums": len(self.sums)} if self.sums else {}
-        reals = [np.dtype(real) for real in (np.float32, np.float64)]
         return emit(
             self.name,
             self.slots,
             dict(zip(self.scalars, self.fields, strict=True)),
             counts,
             self.degrees,
-            {real.name: self.traced(real) for real in reals},
-            {real.name: self.traced_terms(real) for real in reals} if self.sums else {},
+            self.programs,
+            self.programs_of_terms,
         )
 
-    def traced(self, real: np.dtype[Any]) -> Program:
-        """Returns the rule's operations on arrays of a dtype, as a program.
+    @computed_once
+    def programs(self) -> Mapping[str, Program]:
+        """The rule's operations on arrays of a dtype, as a program, by the dtype's name.
 
         Raises:
             TypeError: it is not arithmetic on elements, or it returns something.
             ValueError: it writes values to a slot of rows that differ within a row.
         """
+        return {real.name: self._traced(real) for real in _REALS}
 
+    @computed_once
+    def programs_of_terms(self) -> Mapping[str, Program]:
+        """What the rule sums, likewise; empty if it sums nothing."""
+        if not self.sums:
+            return {}
+        return {real.name: self._trace(partial(self._call, self.terms), real) for real in _REALS}
+
+    def _traced(self, real: np.dtype[Any]) -> Program:
         def step(given: Mapping[str, Any]) -> None:
             returned: Any = self._call(self.apply, given)
             if returned is not None:
@@ -126,10 +137,6 @@ class UpdateRule:
                 )
 
         return self._trace(step, real)
-
-    def traced_terms(self, real: np.dtype[Any]) -> Program:
-        """Returns the operations of `terms`, likewise."""
-        return self._trace(partial(self._call, self.terms), real)
 
     def _call(self, function: Any, given: Mapping[str, Any]) -> Any:
         var, grad, *slots = (given[name] for name in ("var", "grad", *self.slots))
@@ -145,7 +152,9 @@ class UpdateRule:
         if self.row_slots:
             scalars[MEAN_SQUARE] = Rank.ROW
             read_only[MEAN_SQUARE] = f"the scalar {MEAN_SQUARE}"
-        return trace(self.name, function, arrays, scalars, real, read_only)
+        return trace(
+            self.name, function, arrays, scalars, real, read_only, any_ufunc=self.cuda is not None
+        )
 
     @property
     def cpp(self) -> str:
@@ -395,9 +404,7 @@ def _rule_of(
         eight_bit,
         degrees=degrees,
     )
-    if cuda is not None:
-        refuse_by_trial(rule)
-    elif not (apply.__module__ or "").startswith("gpuopt."):
+    if not (apply.__module__ or "").startswith("gpuopt."):
         # Tests trace ours; an import of gpuopt is to be quick.
         _refuse_by_trace(rule)
     if degrees:
@@ -406,12 +413,10 @@ def _rule_of(
 
 
 def _refuse_by_trace(rule: UpdateRule) -> None:
-    """Raises what `traced` does, and ValueError if the rule writes nothing."""
-    real = np.dtype(np.float32)
+    """Raises what `UpdateRule.programs` does, and ValueError if the rule writes nothing."""
     try:
-        stores = rule.traced(real).stores
-        if rule.sums:
-            rule.traced_terms(real)
+        stores = rule.programs["float32"].stores
+        _ = rule.programs_of_terms
     except NameError:  # of a function that stands below the rule: the first step traces again
         return
     if not stores:

@@ -15,7 +15,6 @@ from gpuopt.backends import Backend, Target, backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.device import Device
 from gpuopt.rules.slot_codes import Coding
-from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.variables.identity import Identity, find_identity
 from gpuopt.variables.variable import Variable, known_identity
 
@@ -52,7 +51,6 @@ class Batch(NamedTuple):
             is one group.
         parameter_groups: The numbers of the variables' parameter groups, each once: the plan's
             groups, in its order.
-        checked_rules: Those that `Backend.check_rule` has accepted.
     """
 
     device: Device
@@ -65,7 +63,6 @@ class Batch(NamedTuple):
     is_borrowed: bool
     groups: Sequence[int] | None
     parameter_groups: Sequence[int]
-    checked_rules: set[UpdateRule]
 
     def select(self, items: Sequence[Any]) -> Sequence[Any]:
         """Returns the items of the batch's variables, given an item for each of the group's."""
@@ -145,7 +142,6 @@ class Group:
                     bool(borrowed),
                     groups,
                     used,
-                    set(),
                 )
             )
         # No generator that `any` leaves: an exception from a signal handler in one is lost.

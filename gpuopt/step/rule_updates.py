@@ -322,6 +322,7 @@ class RuleUpdates:
             self._late_sums.finish()  # where no norms are asked for
         for unit in units:
             part, batch = unit[0]
+            _ = part.rule.programs  # refuses a rule that could not be traced when it was made
             numbers = batch.parameter_groups
             if len(unit) > 1:
                 numbers = sorted({number for _, each in unit for number in each.parameter_groups})
@@ -351,9 +352,6 @@ class RuleUpdates:
                 sums = self._clips.sums_of(batch)
                 if self._clips.decided:
                     refused = factors.after
-            if rule not in batch.checked_rules:
-                batch.backend.check_rule(rule, batch.real, scalars)
-                batch.checked_rules.add(rule)
             self._writing = unit
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]

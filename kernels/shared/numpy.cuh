@@ -142,6 +142,10 @@ template <class Real>
 GPUOPT_INLINE bool isinf(Real x) {
   return x - x != Real(0) && x == x;
 }
+template <class Real>
+GPUOPT_INLINE bool signbit(Real x) {
+  return copysign(Real(1), x) < Real(0);
+}
 
 // NaN if one of the two is.
 template <class Real>

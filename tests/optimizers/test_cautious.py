@@ -187,7 +187,7 @@ def test_rows_decay_in_each_form(every_cpu_form: str) -> None:
 
 @pytest.mark.parametrize(
     "every_cpu_form",
-    ["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)],
+    ["plain", "replayed", pytest.param("compiled", marks=pytest.mark.cxx)],
     indirect=True,
 )
 @every_dtype

@@ -67,7 +67,7 @@ def test_no_optimizer_is_left_out_of_a_dtype_or_a_form() -> None:
     for _, name, arguments in CONFIGURATIONS:
         own = [values[2:] for values in cases if values[:2] == (name, arguments)]
         assert {dtype for _, dtype in own} == set(DTYPES)
-        assert {form for form, _ in own} == {"plain", "recorded", "compiled"}
+        assert {form for form, _ in own} == {"plain", "replayed", "compiled"}
     for _, name, arguments in FIRST_OF_EACH_SHAPE:
         assert len([values for values in cases if values[:2] == (name, arguments)]) == 12
 

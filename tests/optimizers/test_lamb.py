@@ -217,7 +217,7 @@ def test_a_gradient_in_its_variables_memory_is_read_first() -> None:
 
 @pytest.mark.parametrize(
     "every_cpu_form",
-    ["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)],
+    ["plain", "replayed", pytest.param("compiled", marks=pytest.mark.cxx)],
     indirect=True,
 )
 @every_dtype

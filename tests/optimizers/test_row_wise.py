@@ -397,7 +397,7 @@ def test_mirrored_replicas_keep_equal_rows(name: str) -> None:
 @pytest.mark.parametrize("shape", [(300, 20), (3, 1100), (6000,), (900, 5)], ids=str)
 @pytest.mark.parametrize(
     "every_cpu_form",
-    ["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)],
+    ["plain", "replayed", pytest.param("compiled", marks=pytest.mark.cxx)],
     indirect=True,
 )
 @every_dtype
@@ -431,7 +431,7 @@ def test_arrays_of_any_strides_are_updated(view: Any, xp: Any) -> None:
 
 @pytest.mark.parametrize(
     "every_cpu_form",
-    ["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)],
+    ["plain", "replayed", pytest.param("compiled", marks=pytest.mark.cxx)],
     indirect=True,
 )
 @each_optimizer

@@ -20,7 +20,7 @@ from emulator import EmulatorLauncher, KernelError
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
-from gpuopt.backends.cpu.forms.recorded import recorded_rules
+from gpuopt.backends.cpu.forms.replayed import replayed_rules
 from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.rules import sources
 
@@ -470,7 +470,7 @@ def test_a_rule_that_is_no_arithmetic_on_elements_is_refused(compute: Any, words
             var -= rate * compute(grad)
 
 
-def test_a_recording_has_its_own_scalars_in_the_plan_of_another() -> None:
+def test_a_replayed_rule_has_its_own_scalars_in_the_plan_of_another() -> None:
     @gpuopt.update_rule
     def rule(var: Any, grad: Any, *, rate: Any, shift: Any) -> None:
         var -= np.maximum(rate * grad, shift) if rate < 4 else rate * grad
@@ -478,7 +478,7 @@ def test_a_recording_has_its_own_scalars_in_the_plan_of_another() -> None:
     real = np.dtype(np.float64)
     for rate, shift, expected in ((2, 1, -2), (3, 7, -7), (5, 7, -5), (1, 0.5, -1)):
         scalars = {"rate": np.float64(rate), "shift": np.float64(shift)}
-        [form] = recorded_rules(rule, real, [scalars])
+        [form] = replayed_rules(rule, real, [scalars])
         var = np.zeros(3)
         form.apply([var], np.ones(3), [np.empty(3, dtype) for dtype in form.scratch_dtypes])
         np.testing.assert_array_equal(var, np.full(3, expected))

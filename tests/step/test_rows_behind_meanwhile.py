@@ -58,7 +58,7 @@ _READS: dict[str, Callable[[Pair], object]] = {
 
 @pytest.mark.parametrize(
     "every_place",
-    ["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx), ON_GPU],
+    ["plain", "replayed", pytest.param("compiled", marks=pytest.mark.cxx), ON_GPU],
     indirect=True,
 )
 @pytest.mark.parametrize("read", _READS)

@@ -215,7 +215,7 @@ def first_of_each_shape() -> list[Configuration]:
 FIRST_OF_EACH_SHAPE = CONFIGURATIONS if os.environ.get("GPUOPT_FULL") else first_of_each_shape()
 
 # In which form an optimizer that is not the first of its shape runs each dtype: every form occurs.
-FORM_OF_DTYPE = dict(zip(DTYPES, ["recorded", "plain", "compiled", "compiled"], strict=True))
+FORM_OF_DTYPE = dict(zip(DTYPES, ["replayed", "plain", "compiled", "compiled"], strict=True))
 FORMS = sorted(set(FORM_OF_DTYPE.values()))
 
 
@@ -251,7 +251,7 @@ in_each_shapes_forms = _parametrized(
     (
         (configuration, form)
         for configuration in CONFIGURATIONS
-        for form in (FORMS if configuration in FIRST_OF_EACH_SHAPE else ["recorded"])
+        for form in (FORMS if configuration in FIRST_OF_EACH_SHAPE else ["replayed"])
     ),
     "every_cpu_form",
 )

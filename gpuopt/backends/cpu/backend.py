@@ -26,7 +26,6 @@ from gpuopt.backends.cpu.clips import CpuClips
 from gpuopt.backends.cpu.coded_update import CodedPlan, update_coded, update_coded_rows
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
-from gpuopt.backends.cpu.forms.recorded import refuse_unless_recorded
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.memory import empty
@@ -184,8 +183,6 @@ class CpuBackend:
     def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Array]) -> list[int]:
         overlaps = WrittenMemory.joined([plan.memory for plan in plans]).overlaps
         return [position for position, array in enumerate(arrays) if overlaps(array)]
-
-    check_rule = staticmethod(refuse_unless_recorded)
 
     def apply_dense(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.backend import Target
-from gpuopt.backends.cpu.forms.recorded import form_of_parts
+from gpuopt.backends.cpu.forms.replayed import form_of_parts
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.memory import Array, contiguous_runs, scratch
 

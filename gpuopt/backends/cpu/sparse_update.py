@@ -18,7 +18,7 @@ from gpuopt.backends.cpu.dense_update import update_dense, update_strided, updat
 from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_rules
 from gpuopt.backends.cpu.forms.compiled_catch_up import compiled_catch_up
 from gpuopt.backends.cpu.forms.plain import PlainRule
-from gpuopt.backends.cpu.forms.recorded import recorded_rules
+from gpuopt.backends.cpu.forms.replayed import replayed_rules
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import scratch
@@ -132,7 +132,7 @@ def update_touched_rows(
     if sums.size * ROW_FACTOR < limits.large_elements:
         form = PlainRule(rule, scalars)
     else:
-        [form] = recorded_rules(rule, real, [scalars])
+        [form] = replayed_rules(rule, real, [scalars])
     if catch_up is None:
         _update_gathered(form, real, written, sums, rows, limits)
     else:

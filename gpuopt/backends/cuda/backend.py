@@ -264,11 +264,6 @@ class CudaBackend:
     def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Any]) -> list[int]:
         return overlapping(self._launcher, plans, arrays)
 
-    def check_rule(
-        self, rule: UpdateRule, real: type[np.floating[Any]], scalars: Sequence[Scalars]
-    ) -> None:
-        pass  # its functor is compiled, or refused, before the first launch
-
     def apply_dense(
         self,
         rule: UpdateRule,

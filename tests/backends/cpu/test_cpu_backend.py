@@ -33,7 +33,7 @@ from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.bundles import Bundle
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
 from gpuopt.backends.cpu.forms.plain import PlainRule
-from gpuopt.backends.cpu.forms.recorded import recorded_rules
+from gpuopt.backends.cpu.forms.replayed import replayed_rules
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
 from gpuopt.backends.cpu.threads import share_out
@@ -117,18 +117,18 @@ def test_rows_without_a_gradient_move_at_any_limits(
     np.testing.assert_allclose(table.numpy(), expected, rtol=1e-6)
 
 
-# A rule, recorded.
+# A rule, replayed.
 
 
 @pytest.mark.parametrize("zero_grad", [False, True], ids=["grad", "zero_grad"])
 @pytest.mark.parametrize("power", [0.5, 0.7], ids=["root", "power"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-# Those with sums have new scalars for each variable in each step, and are not recorded.
+# Those with sums have new scalars for each variable in each step, and are not replayed.
 @pytest.mark.parametrize(
     "rule", [rule for rule in RULES if not rule.sums], ids=lambda rule: rule.name
 )
 @pytest.mark.one_in(2)
-def test_a_recorded_rule_computes_the_same_bits(
+def test_a_replayed_rule_computes_the_same_bits(
     rule: UpdateRule, dtype: Any, power: float, zero_grad: bool
 ) -> None:
     rng = np.random.default_rng(len(rule.name))
@@ -146,9 +146,9 @@ def test_a_recorded_rule_computes_the_same_bits(
     expected = [array.copy() for array in (var, *slots)]
     with np.errstate(all="ignore"):
         rule.apply(expected[0], grad, *expected[1:], **scalars)
-        [recorded] = recorded_rules(rule, np.dtype(dtype), [scalars], zero_grad=zero_grad)
-        scratch = [np.full(size, 7, dtype) for dtype in recorded.scratch_dtypes]
-        recorded.apply([var, *slots], None if zero_grad else grad, scratch)
+        [replayed] = replayed_rules(rule, np.dtype(dtype), [scalars], zero_grad=zero_grad)
+        scratch = [np.full(size, 7, dtype) for dtype in replayed.scratch_dtypes]
+        replayed.apply([var, *slots], None if zero_grad else grad, scratch)
     for got, want in zip((var, *slots), expected, strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -169,9 +169,9 @@ def test_a_users_rule_may_use_any_function_of_elements() -> None:
     var, grad, memory = rng.normal(size=(3, 100)).astype(np.float32)
     expected = var.copy(), memory.copy()
     roundabout.apply(expected[0], grad, expected[1], bound=np.float32(0.3))
-    [recorded] = recorded_rules(roundabout, np.dtype(np.float32), [{"bound": np.float32(0.3)}])
-    scratch = [np.empty(100, dtype) for dtype in recorded.scratch_dtypes]
-    recorded.apply([var, memory], grad, scratch)
+    [replayed] = replayed_rules(roundabout, np.dtype(np.float32), [{"bound": np.float32(0.3)}])
+    scratch = [np.empty(100, dtype) for dtype in replayed.scratch_dtypes]
+    replayed.apply([var, memory], grad, scratch)
     np.testing.assert_array_equal((var, memory), expected)
 
 
@@ -195,18 +195,6 @@ def test_a_rule_that_is_not_elementwise_is_refused_by_name(what: str, body: Any)
 
     with pytest.raises(TypeError, match=f"^apply: .*{what}"):
         update_rule(apply)
-
-
-def test_a_rule_is_recorded_again_only_for_other_scalars() -> None:
-    rule = gpuopt.GradientDescentOptimizer.rule
-
-    def recorded(rate: Any) -> Any:
-        [form] = recorded_rules(rule, np.dtype(type(rate)), [{"learning_rate": rate}])
-        return form
-
-    assert recorded(np.float32(0)) is recorded(np.float32(0))
-    others = [np.float32(-0.0), np.float32(1), np.float32(np.nan), np.float64(0)]
-    assert len({recorded(rate) for rate in [np.float32(0), *others, *others]}) == 5
 
 
 # Dense updates.

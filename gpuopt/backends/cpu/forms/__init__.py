@@ -1,1 +1,1 @@
-"""A rule in the forms that the CPU runs: plain, recorded, compiled."""
+"""A rule in the forms that the CPU runs: plain, replayed, compiled."""

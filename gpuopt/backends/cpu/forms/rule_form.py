@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
 from gpuopt.backends.cpu.forms.plain import PlainRule
-from gpuopt.backends.cpu.forms.recorded import recorded_rules
+from gpuopt.backends.cpu.forms.replayed import replayed_rules
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -59,10 +59,8 @@ def quickest_forms(
 ) -> Sequence[RuleForm]:
     """Returns the quickest forms for work that is not small: compiled where that is possible.
 
-    Else it is recorded if the work is large, and plain if it is not.
-
-    A recording with sums would be used once, and one with numbers of rows has two lengths: such a
-    rule is run as it is written.
+    Else it is replayed if the work is large, and plain if it is not. A rule with sums has scalars
+    of each variable, and one with numbers of rows has two lengths: it is run as it is written.
 
     Args:
         rule: What to compute.
@@ -76,4 +74,4 @@ def quickest_forms(
         return compiled
     if rule.computed or not is_large:
         return [PlainRule(rule, each) for each in scalars]
-    return recorded_rules(rule, real, scalars, zero_grad=zero_grad)
+    return replayed_rules(rule, real, scalars, zero_grad=zero_grad)
