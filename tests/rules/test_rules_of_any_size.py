@@ -47,7 +47,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an order": (np.sort, r"np\.sort"),
     "a decision": (lambda grad: grad if grad[0] > 0 else -grad, r"array\[0\]"),
     "a decision by all": (lambda grad: grad if np.all(grad > 0) else -grad, r"np\.all"),
-    "rows by a mask": (lambda grad: grad[grad > 0], r"array\[an array\], where np.where"),
+    "rows by a mask": (lambda grad: grad[grad > 0], r"array\[an array\]: use np.where"),
     "no element": (lambda grad: np.add(grad, 1, where=False), r"np\.add with where="),
     "an array of its own": (lambda grad: grad * np.arange(4), r"an array of shape \(4,\)"),
 }
