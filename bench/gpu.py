@@ -13,7 +13,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from bench.gpu_first_step import JOBS as FIRST_STEPS
@@ -26,6 +25,7 @@ from gpuopt.bench.clock import Clock, GpuClock, measure_copy_bytes_per_second
 from gpuopt.bench.machine import describe_machine
 from gpuopt.bench.measure import prepare
 from gpuopt.bench.profiler import profile
+from gpuopt.bench.report import make_console
 from gpuopt.device import Device
 from gpuopt.info import describe
 
@@ -46,7 +46,7 @@ def main() -> int:
     )
     parser.add_argument("--require-gpu", action="store_true", help="fail if there is no GPU")
     options = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = make_console()
     reason = why_no_gpu()
     if reason is not None:
         console.print(f"nothing was measured: {reason}", highlight=False)

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -16,13 +15,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from bench.targets import Target, judge
 from gpuopt.atomic_file import replace_file
 from gpuopt.bench.contenders import Contender
 from gpuopt.bench.machine import describe_commit, describe_machine, read_cpu_model
+from gpuopt.bench.report import make_console
 from gpuopt.bench.results import find_deciles
 from gpuopt.bench.sampling import take_turns
 from gpuopt.bench.workloads import NUMPY_ALONE
@@ -31,7 +30,6 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 Step = Callable[[], object]
 _WARM_UP_ROUNDS = 3
-_WIDTH_OF_FILES = 160
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ def report(
             "" if timing.share_of_copy is None else f"{timing.share_of_copy:.0%}",
             "" if timing.us_per_operation is None else f"{timing.us_per_operation:.2f}",
         )
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+    console = make_console()
     console.print(table)
     for name, peak in (workload.peak_extra_bytes or {}).items():
         console.print(f"{name} adds {peak / 2**20:.0f} MiB at its peak", highlight=False)

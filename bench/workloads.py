@@ -6,7 +6,6 @@ Models, optimizers and most contenders are those of `gpuopt bench`.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -26,13 +25,12 @@ from gpuopt.bench.contenders import make_our_sparse_step, make_our_step
 from gpuopt.bench.jobs import BETA1, DECAY, JOBS, RATE, WEIGHT_DECAY, Elementwise, Job, Place
 from gpuopt.bench.models import LOOKUPS, TABLE, Shapes, draw_lookups, shrink
 from gpuopt.bench.peers import TORCH_FORMS
+from gpuopt.bench.sampling import rest
 from gpuopt.bench.workloads import ARRAYS, NUMPY_ALONE, Task, list_tasks, make_chosen
 from gpuopt.device import Device
 
 _HOST = Place(np, "cpu")
 _MODELS = {task.name: task for task in list_tasks()}
-# Longer than OpenMP's threads wait in a busy loop.
-_REST_SECONDS = 0.01
 
 
 def offer_host_workloads(pattern: str = "*") -> Iterator[Offer]:
@@ -40,11 +38,6 @@ def offer_host_workloads(pattern: str = "*") -> Iterator[Offer]:
     for offer in _HOST_OFFERS:
         if fnmatch(offer.name, pattern):
             yield offer
-
-
-def _rest() -> None:
-    """Lets torch's threads come to rest, which would take a core from the next contender."""
-    time.sleep(_REST_SECONDS)
 
 
 # Optimizers beside those of other libraries, on models
@@ -105,7 +98,7 @@ def _make_model(name: str, job: Job, task: Task) -> Workload:
     names = [each for each in _DENSE_CONTENDERS if each != "torch fused" or job is not _RMS_PROP]
     made = make_chosen(task, job, _HOST, names)
     what = f"{job.title} on {task.description}"
-    return Workload(name, what, made.bytes_moved, made.contenders, settle=_rest)
+    return Workload(name, what, made.bytes_moved, made.contenders, settle=rest)
 
 
 _TABLE_TASK = Task("table", "", [TABLE], LOOKUPS)
@@ -132,7 +125,7 @@ def _make_sparse(name: str, job_name: str) -> Workload:
         contenders |= {f"torch sparse_{peer}": each for each in found.values()}
     title = "LazyAdam" if job_name == "adam" else JOBS[job_name].title
     what = f"{title} on {LOOKUPS:,} rows of a table of {TABLE[0]:,} x {TABLE[1]}"
-    return Workload(name, what, made.bytes_moved, contenders, settle=_rest)
+    return Workload(name, what, made.bytes_moved, contenders, settle=rest)
 
 
 def _make_all_rows() -> Workload:
@@ -162,7 +155,7 @@ def _make_all_rows() -> Workload:
         f"{TABLE[0]:,} x {TABLE[1]}",
         TABLE[0] * TABLE[1] * 4 * 6,
         contenders,
-        settle=_rest,
+        settle=rest,
     )
 
 
@@ -190,7 +183,7 @@ def _make_row_sums() -> Workload:
         f"Sums of repeated rows among {LOOKUPS:,} of {TABLE[1]} elements",
         values.nbytes + np.unique(rows).size * TABLE[1] * 4,
         contenders,
-        settle=_rest,
+        settle=rest,
     )
 
 
@@ -320,7 +313,7 @@ def _make_average(name: str, task: Task) -> Workload:
     # Gradients are read twice, the variable, its slots and its average read and written.
     moved = 4 * task.num_parameters * 10
     what = f"AdamW with clip_norm and averages on {task.description}"
-    return Workload(name, what, moved, contenders, settle=_rest)
+    return Workload(name, what, moved, contenders, settle=rest)
 
 
 def _make_clip(name: str, task: Task) -> Workload:
@@ -336,7 +329,7 @@ def _make_clip(name: str, task: Task) -> Workload:
     # Gradients are read twice.
     moved = 4 * task.num_parameters * 8
     what = f"AdamW with clip_norm on {task.description}"
-    return Workload(name, what, moved, contenders, settle=_rest)
+    return Workload(name, what, moved, contenders, settle=rest)
 
 
 def _make_slot_bits() -> Workload:
@@ -400,7 +393,7 @@ def _make_row_wise(name: str, what: str, shapes: Shapes) -> Workload:
         }
     # A step reads and writes the weights, and reads the gradient.
     moved = 3 * 4 * task.num_parameters
-    return Workload(name, f"Row-wise Adagrad on {what}", moved, contenders, settle=_rest)
+    return Workload(name, f"Row-wise Adagrad on {what}", moved, contenders, settle=rest)
 
 
 def _make_groups() -> Workload:
@@ -414,7 +407,7 @@ def _make_groups() -> Workload:
         f"AdamW with {_GROUPS} parameter groups on {task.description}",
         4 * task.num_parameters * 7,
         contenders,
-        settle=_rest,
+        settle=rest,
     )
 
 

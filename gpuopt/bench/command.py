@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 # Fewer have no deciles.
 FEWEST_ROUNDS = 5
-WIDTH_OF_FILES = 160
 
 
 class Choice(NamedTuple):
@@ -175,12 +174,9 @@ def run(options: argparse.Namespace, device: Device) -> int:
         OSError: a file cannot be written.
         ResultsError: a file to compare with cannot be read, or is none of results.
     """
-    from rich.console import Console
+    from gpuopt.bench.report import make_console, print_comparison, print_growth, print_reasons
 
-    from gpuopt.bench.report import print_comparison, print_growth, print_reasons
-
-    # Files and pipes have no width of their own.
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH_OF_FILES)
+    console = make_console()
     if options.list:
         for task in choose_tasks(options):
             print(f"{task.name:<16}{task.description}")

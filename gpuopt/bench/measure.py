@@ -38,8 +38,6 @@ _COPY = "copy"
 _HOST_COPY_BYTES = 64 * 2**20
 _GPU_COPY_BYTES = 2**30
 _OUT_OF_SIGHT = "it has streams and memory of its own"
-# Longer than OpenMP's threads wait in a busy loop.
-_REST_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,6 @@ def measure(
             bench.clock,
             rounds=rounds,
             seconds=seconds,
-            rest_s=_REST_S,
             on_round=after_round,
         )
         rounds_took = perf_counter() - started

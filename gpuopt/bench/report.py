@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -22,10 +23,14 @@ _COLORS = {
     Verdict.AMBIGUOUS: "yellow",
 }
 
-
-_WIDEST = 1000
+_WIDTH_OF_FILES, _WIDEST = 160, 1000
 # The columns that are the first to go are the last here.
 _MAY_BE_LEFT_OUT = ("bandwidth", "memory", "deciles")
+
+
+def make_console() -> Console:
+    """Makes a console for the standard output; files and pipes have no width of their own."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from time import perf_counter
 from gpuopt.bench.clock import Clock
 from gpuopt.bench.contenders import Contender
 
+# Longer than OpenMP's threads wait for more work in a busy loop.
+REST_S = 0.01
 # Below this, a sample of warm steps has several of them, up to the second number.
 _SHORTEST_SAMPLE_MS = 2.0
 _MOST_STEPS = 100
@@ -45,7 +47,6 @@ def take_samples(
     *,
     rounds: int,
     seconds: float,
-    rest_s: float,
     on_round: Callable[[], object],
 ) -> dict[str, Samples]:
     """Times every contender once in each round, so that a machine's drift affects all alike.
@@ -55,8 +56,6 @@ def take_samples(
         clock: The device's clock.
         rounds: How many rounds, each in a new order.
         seconds: The time after which no round begins; five are made in any case.
-        rest_s: The rest after each contender. Threads of other libraries wait for more work in a
-            busy loop for a while, and would take a core from the next contender.
         on_round: Called after each round.
     """
     gc.collect()
@@ -76,10 +75,15 @@ def take_samples(
             dirty_ms = clock.device_ms(contender.step, host_ms[name], dirty=True)
             samples[name].cold_dirty.append(dirty_ms)
         samples[name].warm.append(_time_steps(contender, clock, steps[name]))
-        time.sleep(rest_s)
+        rest()
 
     take_turns(contenders, sample, rounds, seconds, on_round)
     return samples
+
+
+def rest() -> None:
+    """Lets threads of other libraries come to rest, as the next contender needs their core."""
+    time.sleep(REST_S)
 
 
 def take_turns(

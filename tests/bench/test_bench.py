@@ -21,7 +21,7 @@ from fake_nvidia_smi import NvidiaSmi
 from rich.console import Console
 
 from gpuopt import __main__ as command_line
-from gpuopt.bench import command, measure, peers, slowdowns
+from gpuopt.bench import command, measure, peers, sampling, slowdowns
 from gpuopt.bench.clock import HostClock
 from gpuopt.bench.compare import Comparison, Interval, Verdict
 from gpuopt.bench.contenders import Contender
@@ -60,7 +60,7 @@ FEW = ["--rounds", "5", "--seconds", "0", "--device", "cpu"]
 def small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_HOST_COPY_BYTES", 2**20)
     monkeypatch.setattr(measure, "read_cache_bytes", lambda: 2**16)
-    monkeypatch.setattr(measure, "_REST_S", 0.0)
+    monkeypatch.setattr(sampling, "REST_S", 0.0)
 
 
 @pytest.fixture
@@ -198,7 +198,6 @@ def test_each_contender_is_sampled_in_each_round_after_it_was_prepared() -> None
         HostClock(),
         rounds=7,
         seconds=60,
-        rest_s=0,
         on_round=lambda: rounds.append(0),
     )
     assert len(rounds) == 7
@@ -215,15 +214,13 @@ def test_a_contender_that_the_clock_does_not_see_is_timed_to_its_end() -> None:
             sleep(left.pop())
 
     unseen = {"unseen": Contender(lambda: left.append(0.002), list, finish=finish)}
-    samples = take_samples(
-        unseen, HostClock(), rounds=5, seconds=0, rest_s=0, on_round=lambda: None
-    )
+    samples = take_samples(unseen, HostClock(), rounds=5, seconds=0, on_round=lambda: None)
     assert min(samples["unseen"].cold + samples["unseen"].warm) >= 2
 
 
 def test_five_rounds_are_made_where_time_is_over() -> None:
     slow = {"slow": Contender(lambda: sleep(0.001), list)}
-    samples = take_samples(slow, HostClock(), rounds=30, seconds=0, rest_s=0, on_round=lambda: None)
+    samples = take_samples(slow, HostClock(), rounds=30, seconds=0, on_round=lambda: None)
     assert len(samples["slow"].cold) == 5
     assert min(samples["slow"].warm) >= 1
 
