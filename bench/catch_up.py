@@ -1,4 +1,7 @@
-"""Rows that catch up with their steps, compared with LazyAdam, with all rows, and with torch."""
+"""Rows that catch up with their steps, compared with LazyAdam, with all rows, and with torch.
+
+`.venv/bin/python -m bench.catch_up` trains with them, and draws how far they end from all rows.
+"""
 
 from __future__ import annotations
 
@@ -171,12 +174,9 @@ OFFERS = (
 )
 
 
-def train_apart() -> dict[str, np.ndarray]:
-    """Trains with rows that catch up and with LazyAdam, and with all rows moved in each step.
+def main() -> None:
+    from bench.pictures import draw_catch_up_training
 
-    Returns:
-        For each of both ways, [steps, distance from all rows as a part of their movement].
-    """
     ways: dict[str, Any] = {
         "all rows": gpuopt.AdamOptimizer(0.01),
         "catch_up=True": gpuopt.AdamOptimizer(0.01, catch_up=True),
@@ -190,7 +190,7 @@ def train_apart() -> dict[str, np.ndarray]:
     for name, seen in tables.items():
         apart = [np.linalg.norm(one - all_) for one, all_ in zip(seen[1:], exact[1:], strict=True)]
         curves[name] = np.column_stack([every, np.array(apart) / moved])
-    return curves
+    draw_catch_up_training(curves)
 
 
 def _train(optimizer: Any) -> Sequence[np.ndarray]:
@@ -215,3 +215,7 @@ def _loss_of(table: gpuopt.Variable, pairs: np.ndarray, wanted: np.ndarray) -> C
         return np.mean((np.sum(one * other, axis=1) - wanted) ** 2)
 
     return loss
+
+
+if __name__ == "__main__":
+    main()

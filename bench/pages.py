@@ -532,7 +532,6 @@ def _read_catch_up(files: Sequence[Path]) -> dict[str, Any]:
 
 def _draw_catch_up(files: Sequence[Path]) -> None:
     pictures.draw_catch_up_times(_read_catch_up(files))
-    pictures.draw_catch_up_training(catch_up.train_apart())
 
 
 # docs/guides/thinc.md: from a file of `python -m bench.spacy_training`
