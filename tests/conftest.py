@@ -37,6 +37,7 @@ from gpuopt.backends.cuda.availability import ask_driver, installed
 from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.device import Device
 from gpuopt.optimizer import living_optimizers
+from gpuopt.step.rule_updates import RuleUpdates
 
 
 def has_gpu() -> bool:
@@ -370,4 +371,18 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return waiting()
 
     monkeypatch.setattr(launcher, "Waiting", wait)
+    return seen
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[RuleUpdates]:
+    """The steps that GPUs have decided about."""
+    seen: list[RuleUpdates] = []
+    decide = RuleUpdates.decide_on_gpu
+
+    def note(self: RuleUpdates, *given: Any) -> None:
+        seen.append(self)
+        decide(self, *given)
+
+    monkeypatch.setattr(RuleUpdates, "decide_on_gpu", note)
     return seen

@@ -121,7 +121,7 @@ def test_any_dtype_is_summed_to_the_bits_of_a_sequential_replay(
     kind: str, size: int, dtype: Any
 ) -> None:
     rng = np.random.default_rng(size)
-    for run in range(20 if os.environ.get("GPUOPT_FULL") else 6):
+    for run in range(20 if os.environ.get("GPUOPT_FULL") else 4):
         # Less than an MPI's smallest message, and more than most caches hold of one rank.
         arrays = [
             (50 * rng.standard_normal(7 if run % 2 else 30_001)).astype(dtype) for _ in range(size)

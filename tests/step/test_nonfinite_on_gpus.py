@@ -22,7 +22,6 @@ import gpuopt
 from gpuopt import ExponentialMovingAverage, IndexedSlices, ParameterGroup, Variable, backends
 from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
-from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.variables import unfinished
 
 pytestmark = pytest.mark.gpu
@@ -111,25 +110,11 @@ def names_are_free() -> None:
     gc.collect()
 
 
-@pytest.fixture
-def num_decided(monkeypatch: pytest.MonkeyPatch) -> list[RuleUpdates]:
-    """The steps that GPUs have decided about."""
-    decided: list[RuleUpdates] = []
-    decide = RuleUpdates.decide_on_gpu
-
-    def note(self: RuleUpdates, *given: Any) -> None:
-        decided.append(self)
-        decide(self, *given)
-
-    monkeypatch.setattr(RuleUpdates, "decide_on_gpu", note)
-    return decided
-
-
 @pytest.mark.value
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("stage", STAGES)
 def test_skipped_steps_of_any_order_are_as_if_they_had_not_been_made(
-    stage: str, seed: int, num_decided: list[RuleUpdates], caplog: pytest.LogCaptureFixture
+    stage: str, seed: int, decided: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = np.random.default_rng(seed)
     late = driver.schedule(POLICIES[seed], seed) if driver.is_here() else nullcontext()
@@ -152,7 +137,7 @@ def test_skipped_steps_of_any_order_are_as_if_they_had_not_been_made(
         assert [each.getMessage().split('"')[1] for each in caplog.records] == told
     assert all(each.getMessage().endswith(f"{name} skips the step") for each in caplog.records)
     assert f'"{told[-1]}"' in ours.optimizer.last_nonfinite
-    assert len(num_decided) > 10
+    assert len(decided) > 10
 
 
 @pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")

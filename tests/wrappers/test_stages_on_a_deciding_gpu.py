@@ -1,4 +1,7 @@
-"""Averages, codes, rounded steps and rows that catch up go by the count of the GPU that decides."""
+"""Stages beside a scaled loss go by the count of the GPU that decides, and wait for nothing.
+
+As averages, codes, rounded steps, rows that catch up, and accumulated gradients.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,16 @@ import pytest
 from gpu_streams import new_stream
 
 import gpuopt
-from gpuopt import ExponentialMovingAverage, IndexedSlices, LossScaleOptimizer, Variable, backends
+from gpuopt import (
+    ExponentialMovingAverage,
+    GradientAccumulationOptimizer,
+    IndexedSlices,
+    LossScaleOptimizer,
+    Variable,
+    backends,
+)
 from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
-from gpuopt.step.rule_updates import RuleUpdates
 
 pytestmark = [pytest.mark.value, pytest.mark.gpu]
 
@@ -40,12 +49,12 @@ def with_averages(kind: Callable[..., Any], is_bounded: bool, **options: Any) ->
     return make
 
 
-def alone(kind: Callable[..., Any], **options: Any) -> Any:
-    def make(step: Variable) -> Optimizing:
-        rate = gpuopt.exponential_decay(0.1, step, 3, 0.5)
-        return Optimizing(kind(rate, **options), None)
+def decays(step: Variable) -> Any:
+    return gpuopt.exponential_decay(0.1, step, 3, 0.5)
 
-    return make
+
+def alone(kind: Callable[..., Any], **options: Any) -> Any:
+    return lambda step: Optimizing(kind(decays(step), **options), None)
 
 
 ADAM: dict[str, Any] = {"learning_rate": 0.1}
@@ -86,7 +95,28 @@ STAGES: dict[str, tuple[Callable[[Variable], Optimizing], np.dtype[Any]]] = {
     ),
     "rows that catch up": (alone(gpuopt.AdamOptimizer, catch_up=True), FLOAT),
     "rows that catch up by steps": (alone(gpuopt.AdamOptimizer, catch_up="stepping"), DOUBLE),
+    # Of both hyperparameters, a Python float would keep all digits.
+    "decay": (
+        lambda step: Optimizing(
+            gpuopt.AdamWOptimizer(decays(step), decays(step), clip_norm=1.0), None
+        ),
+        FLOAT,
+    ),
+    "torch's decay": (alone(gpuopt.TorchAdamWOptimizer), DOUBLE),
+    "sums": (lambda step: Optimizing(gpuopt.LAMBOptimizer(), None), FLOAT),
+    "averages of masters of rows": (
+        with_averages(gpuopt.LazyAdamOptimizer, True, masters="float32", **ADAM),
+        HALF,
+    ),
 }
+# Beside accumulated gradients, too: of so many calls.
+NUM_CALLS = 3
+ACCUMULATED = ["decay", "torch's decay", "sums", "averages of masters of rows", "rounding"]
+every_stage = pytest.mark.parametrize(
+    "case",
+    [*((stage, 1) for stage in STAGES), *((stage, NUM_CALLS) for stage in ACCUMULATED)],
+    ids=lambda case: f"{case[0]} by {case[1]}",
+)
 # Rows without a gradient have another kernel, where a compiler that knows that their gradient is 0
 # may round otherwise.
 ROUNDED_OTHERWISE = {"codes of all rows"}
@@ -102,7 +132,9 @@ class DecidedByTheHost(gpuopt.DynamicLossScale):
 class Side:
     """A model whose steps are decided about by the GPU or by the host."""
 
-    def __init__(self, stage: str, manager: type[gpuopt.DynamicLossScale], seed: int) -> None:
+    def __init__(
+        self, stage: str, manager: type[gpuopt.DynamicLossScale], seed: int, num_calls: int
+    ) -> None:
         rng = np.random.default_rng(seed)
         make, dtype = STAGES[stage]
         shapes = {"w0": (3, 4), "w1": (700,), "table": (6, 4)}
@@ -112,24 +144,31 @@ class Side:
         }
         self.step = Variable(0, name="step", trainable=False)
         self.inner, self.averages = make(self.step)
-        self.optimizer = LossScaleOptimizer(self.inner, manager(4.0, 3, 2.5))
+        self.scaling = LossScaleOptimizer(self.inner, manager(4.0, 3, 2.5))
+        self.optimizer: Any = self.scaling
+        if num_calls > 1:
+            self.optimizer = GradientAccumulationOptimizer(self.scaling, num_calls)
 
     def numbers(self) -> dict[str, Any]:
         self.inner.flush()
-        found: dict[str, Any] = {"step": int(self.step), "scale": self.optimizer.loss_scale}
+        found: dict[str, Any] = {"step": int(self.step), "scale": self.scaling.loss_scale}
         found.update(self.optimizer.state_dict()["non_slots"])
         for name, variable in self.variables.items():
             every = {"": variable}
             if self.averages is not None:
                 every["average"] = self.averages.average(variable)
-            every.update((slot, self.inner.get_slot(variable, slot)) for slot in self.slots)
+            for slot in self.optimizer.get_slot_names():
+                every[slot] = self.optimizer.get_slot(variable, slot)
             for what, each in every.items():
                 found[f"{name} {what}"] = None if each is None else each.numpy()
         return found
 
-    @property
-    def slots(self) -> list[str]:
-        return self.inner.get_slot_names()  # type: ignore[no-any-return]
+
+def numbers_of_updates(are_bad: list[bool], num_calls: int) -> tuple[int, int]:
+    """Returns how many updates are left out, as one of their calls is bad, and made."""
+    whole = len(are_bad) // num_calls
+    left_out = sum(any(are_bad[at * num_calls : (at + 1) * num_calls]) for at in range(whole))
+    return left_out, whole - left_out
 
 
 def gradients(rng: np.random.Generator, side: Side, is_bad: bool) -> dict[str, Any]:
@@ -145,30 +184,28 @@ POLICIES = ("newest", "random", "oldest")
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("stage", STAGES)
+@every_stage
 @pytest.mark.one_in(6)
 def test_a_gpu_decides_what_the_host_would_to_the_bit(
-    stage: str, seed: int, monkeypatch: pytest.MonkeyPatch
+    case: tuple[str, int], seed: int, decided: list[Any]
 ) -> None:
+    stage, num_calls = case
     xp: Any = pytest.importorskip("cupy")
-    decided: list[RuleUpdates] = []
-    decide = RuleUpdates.decide_on_gpu
-
-    def note(self: RuleUpdates, *given: Any) -> None:
-        decided.append(self)
-        decide(self, *given)
-
-    monkeypatch.setattr(RuleUpdates, "decide_on_gpu", note)
     rng = np.random.default_rng(seed)
     streams = [new_stream() for _ in range(3)]
     with driver.schedule(POLICIES[seed], seed) if driver.is_here() else nullcontext():
-        sides = [Side(stage, kind, seed) for kind in (gpuopt.DynamicLossScale, DecidedByTheHost)]
+        sides = [
+            Side(stage, kind, seed, num_calls)
+            for kind in (gpuopt.DynamicLossScale, DecidedByTheHost)
+        ]
         are_bad = (rng.random(24) < 0.4).tolist()
+        if num_calls > 1:
+            # In each call of an update, in all of them, and in none; the last call is of no update.
+            are_bad = [call in {3, 10, 17, 24, 25, 26} for call in range(12 * num_calls + 1)]
         program = [
             (gradients(rng, sides[0], is_bad), rng.integers(0, 6, 6), streams[rng.integers(3)])
             for is_bad in are_bad
         ]
-        num_bad = sum(are_bad)
         # One after the other: where the host waits, it would learn of the other one's steps, too.
         for side in sides:
             for given, rows, stream in program:
@@ -181,45 +218,71 @@ def test_a_gpu_decides_what_the_host_would_to_the_bit(
                         pairs.append((IndexedSlices(values, xp.asarray(rows)), table))
                     side.optimizer.apply_gradients(pairs, side.step, loss_scale=2.0)
         ours, theirs = (side.numbers() for side in sides)
+        assert ours.keys() == theirs.keys()
         for name, expected in theirs.items():
             got = ours[name]
             if stage in ROUNDED_OTHERWISE and expected is not None:
                 np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4, err_msg=name)
             else:
                 assert np.array(got).tobytes() == np.array(expected).tobytes(), name
-        assert sides[0].optimizer.num_skipped == sides[1].optimizer.num_skipped == num_bad
-    assert len(decided) > 12
-    assert ours["step"] == 24 - num_bad
+        numbers = [(side.scaling.num_skipped, int(side.step)) for side in sides]
+        assert numbers == [numbers_of_updates(are_bad, num_calls)] * 2
+    # The first ones make averages.
+    assert len(decided) >= (13 if num_calls == 1 else 10)
 
 
 @pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
 @pytest.mark.parametrize("kind", ["dense", "mixed"])
-@pytest.mark.parametrize("stage", STAGES)
+@every_stage
 @pytest.mark.one_in(3)
-def test_the_host_waits_for_no_step_beside_any_stage(
-    stage: str, kind: str, waits: list[str]
+def test_the_host_waits_for_no_call_beside_any_stage(
+    case: tuple[str, int], kind: str, waits: list[str]
 ) -> None:
+    stage, num_calls = case
     xp: Any = pytest.importorskip("cupy")
     gpu = Device("gpu", 0)
     rng = np.random.default_rng(0)
+    launches = []
     # With a backend that has seen no other stream, as other tests' has.
     with driver.schedule("oldest"), backends.using(gpu, cuda_backend(gpu)):
-        side = Side(stage, gpuopt.DynamicLossScale, 0)
-        for number in range(12):
+        side = Side(stage, gpuopt.DynamicLossScale, 0, num_calls)
+        are_bad = [call % 5 == 3 for call in range(12 * num_calls)]
+        for call, is_bad in enumerate(are_bad):
             pairs: list[Any] = []
             for name, variable in side.variables.items():
                 values = rng.normal(size=variable.shape).astype(variable.dtype)
-                if name == "w1" and number % 4 == 3:
+                if name == "w1" and is_bad:
                     values[5] = np.nan
                 pairs.append((xp.asarray(values), variable))
             values, table = pairs.pop()
             if kind == "mixed":
-                pairs.append((IndexedSlices(values, xp.asarray(np.arange(6) % 4)), table))
-            before = len(waits)
-            side.optimizer.apply_gradients(pairs, side.step)
+                values = IndexedSlices(values, xp.asarray(np.arange(6) % 4))
+            before, waited = driver.counts().get("launches", 0), len(waits)
+            side.optimizer.apply_gradients([*pairs, (values, table)], side.step)
+            launches.append(driver.counts()["launches"] - before)
             # The first ones make averages, and wait for memory.
-            assert number < 2 or len(waits) == before, number
-        assert (int(side.step), side.optimizer.num_skipped) == (9, 3)
+            assert call < 2 * num_calls or len(waits) == waited, call
+        numbers = side.scaling.num_skipped, int(side.step)
+        assert numbers == numbers_of_updates(are_bad, num_calls)
+    if num_calls > 1 and kind == "dense":
+        # The last gradients are added as the sums are measured; LAMB also sums over its update.
+        in_update = 3 if stage == "sums" else 2
+        assert launches[2 * num_calls :] == [*[1] * (num_calls - 1), in_update] * 10
+
+
+@pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
+def test_gradients_of_a_scaled_loss_are_accumulated_and_nobody_waits(waits: list[str]) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    gpu = Device("gpu", 0)
+    with driver.schedule("oldest"), backends.using(gpu, cuda_backend(gpu)):
+        side = Side("decay", gpuopt.DynamicLossScale, 0, NUM_CALLS)
+        w = side.variables["w1"]
+        factors = [xp.full(w.shape, each, np.float32) for each in (1, np.inf)]
+        for call in range(8 * NUM_CALLS):
+            factor, waited = factors[call % 7 == 6], len(waits)
+            side.optimizer.minimize(lambda f=factor: xp.sum(w.value() * f), side.step, [w])
+            assert call < 2 * NUM_CALLS or len(waits) == waited, call
+        assert (side.scaling.num_skipped, int(side.step)) == (3, 5)
 
 
 def test_averages_begin_at_the_first_step_that_is_made() -> None:

@@ -36,7 +36,7 @@ def test_rows_are_as_close_to_all_steps_as_float32_itself(
     rate: Callable[[int], float], epsilon: float
 ) -> None:
     for step, ours, of_all_rows, of_writes in distances(
-        rate, epsilon, 10_000 if FULL else 1_500, seeds=20
+        rate, epsilon, 10_000 if FULL else 1_000, seeds=20
     ):
         assert ours <= max(of_all_rows, 1e-6), step
         assert ours <= 1.25 * of_writes, step
@@ -49,7 +49,7 @@ def test_each_read_of_2_000_rows_and_its_rows_are_as_close_to_all_steps_as_float
     rate: Callable[[int], float], epsilon: float
 ) -> None:
     """So many that chance plays no part in the distance of a table. It does in that of a row."""
-    steps = 10_000 if FULL else 1_000
+    steps = 10_000 if FULL else 750
     reads = list(read_tables(rate, epsilon, steps))
     assert len(reads) == steps // 250
     check_reads(reads)

@@ -210,7 +210,7 @@ def test_rows_are_as_close_to_all_steps_as_float32_itself(
 
 @pytest.mark.skipif(SANITIZED, reason="hundreds of steps")
 def test_each_read_and_its_rows_are_as_close_to_all_steps_as_float32_itself() -> None:
-    check_reads(list(read_tables(cosine, 1e-8, 750, new_backend())))
+    check_reads(list(read_tables(cosine, 1e-8, 750 if FULL else 500, new_backend())))
 
 
 @pytest.mark.skipif(SANITIZED, reason="hundreds of steps")
