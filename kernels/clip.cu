@@ -19,7 +19,8 @@ __device__ __forceinline__ Real sum_chunk(const Chunk& chunk, Real by) {
 #pragma unroll
     for (int k = 0; k < pack; ++k) {
       const Real x = Real(elements.of[k]) * by;
-      add_square(places[k], Decision::decides ? nan_unless_finite(x) : x);
+      const auto counted = Decision::decides ? nan_unless_finite(x) : x;
+      places[k] += counted * counted;
     }
   }
   return sum_of_block<clip_threads>(add_places(places));

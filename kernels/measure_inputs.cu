@@ -82,7 +82,8 @@ __device__ __forceinline__ InputSums<Rule, Storage> sum_inputs(
 #pragma unroll
     for (int k = 0; k < pack; ++k) {
       const Real given = Real(elements.of[k]), x = given * by;
-      add_square(places[k], Decision::decides ? nan_unless_finite(x) : x);
+      const auto counted = Decision::decides ? nan_unless_finite(x) : x;
+      places[k] += counted * counted;
       Real slots[slot_capacity<Rule>] = {};
       Real terms[num_sums];
       Rule::terms(weights[k], clip(given, bound) * by, slots, none, terms);

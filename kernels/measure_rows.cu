@@ -23,7 +23,10 @@ __device__ __forceinline__ double squares_of_run(const Storage* grad, const Sort
   const bool has_packs = parts.row_width % pack == 0;
   const int count = has_packs ? pack : 1;
   double squares = 0;
-  const auto add = [&](double x) { add_square(squares, decides ? nan_unless_finite(x) : x); };
+  const auto add = [&](double x) {
+    const double counted = decides ? nan_unless_finite(x) : x;
+    squares += counted * counted;
+  };
   for (long long column = lanes.lane * count; column < parts.row_width;
        column += lanes.num_lanes * count) {
     if (has_packs && is_pack_aligned(grad)) {

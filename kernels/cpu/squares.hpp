@@ -16,10 +16,10 @@ Real sum_chunk(const Real* values, long long size) {
   for (int column = 0; column < row; column += block) {
     Real mine[block] = {};  // in registers
     for (long long first = column; first < rows_end; first += row)
-      for (int i = 0; i < block; ++i) add_square(mine[i], values[first + i]);
+      for (int i = 0; i < block; ++i) mine[i] += values[first + i] * values[first + i];
     for (int i = 0; i < block; ++i) sums[column + i] = mine[i];
   }
-  for (long long i = rows_end; i < size; ++i) add_square(sums[i - rows_end], values[i]);
+  for (long long i = rows_end; i < size; ++i) sums[i - rows_end] += values[i] * values[i];
   Real lanes[square_lanes];
   for (int lane = 0; lane < square_lanes; ++lane) {
     Real of_lane[places];

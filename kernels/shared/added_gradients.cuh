@@ -57,7 +57,7 @@ struct MeasuredChunk {
     if (!begins) load_pack<Caching::normal>(sum.source, at, size, sums);
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-      const Real gradient = times(Real(gradients.of[k]), factor);
+      const Real gradient = Real(gradients.of[k]) * factor;
       Real added = Real(sums.of[k]);
       Real* const no_slots = nullptr;
       if (begins) {

@@ -136,7 +136,7 @@ GPUOPT_INLINE bool moved(const MissedSteps& missed, Real average, Real square, R
   const Real series = first - others;
   const Real series_rest = first_rest + ((first - series) - others);
 
-  const Real move = times(quotient, series);
+  const Real move = quotient * series;
   const Real move_rest = fused(quotient, series_rest, fused(quotient, series, -move));
   const Real after = var - move;
   const Real difference = after - var;

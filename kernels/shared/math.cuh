@@ -23,23 +23,6 @@ GPUOPT_INLINE double exponential(double x) { return exp(x); }
 GPUOPT_INLINE bool is_negative_zero(float x) { return x == 0 && copysignf(1, x) < 0; }
 GPUOPT_INLINE bool is_negative_zero(double x) { return x == 0 && copysign(1.0, x) < 0; }
 
-// A product that is never fused with an addition. Host compilers are told to fuse none, but for
-// the emulator's.
-GPUOPT_INLINE float times(float x, float y) {
-#if defined(__CUDA_ARCH__) || defined(GPUOPT_FUSES_PRODUCTS)
-  return __fmul_rn(x, y);
-#else
-  return x * y;
-#endif
-}
-GPUOPT_INLINE double times(double x, double y) {
-#if defined(__CUDA_ARCH__) || defined(GPUOPT_FUSES_PRODUCTS)
-  return __dmul_rn(x, y);
-#else
-  return x * y;
-#endif
-}
-
 // x * y + z, rounded once. A host without such an instruction rounds the sum twice, in float64, and
 // does not fuse float64: what rounding took from a product is then taken for 0.
 GPUOPT_INLINE float fused(float x, float y, float z) {

@@ -1,14 +1,14 @@
 // A moving average in the place of a variable, which follows a value in the place of a gradient.
 // Mirrors gpuopt/rules/moving_average.py.
 #pragma once
-#include "math.cuh"
+#include "element.cuh"
 
 namespace gpuopt {
 
-// Moves an average. Rounds as numpy does, so that whatever launch moves it makes the same of it.
+// Moves an average.
 template <class Real>
 GPUOPT_INLINE void move_average(Real& average, Real value, Real weight) {
-  average -= times(average - value, weight);
+  average -= (average - value) * weight;
 }
 
 struct MovingAverage {

@@ -17,12 +17,6 @@ constexpr int square_chunk = 16384;
 // square. The largest are squared to 2^96 then, and a chunk of them adds up to 2^110.
 constexpr double made_smaller = 0x1p-80;
 
-// Adds a square as two operations that both round: a fused one would round once, on GPUs alone.
-template <class Real>
-GPUOPT_INLINE void add_square(Real& sum, Real x) {
-  sum += times(x, x);
-}
-
 // Adds up the sums of a lane's places, in place of the first one.
 template <int places, class Real>
 GPUOPT_INLINE Real add_places(Real (&sums)[places]) {

@@ -45,13 +45,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "RMSPropOptimizer": {"centered": True},
     "TorchSGDOptimizer": {"use_nesterov": True},
 }
-# Optimizers whose step is no continuous function of its gradient, as with the sign of a sum: where
-# the terms cancel, their rounding decides which way an element moves.
-DISCONTINUOUS = {
-    "AddSignOptimizer",
-    "LionOptimizer",
-    "PowerSignOptimizer",
-}
 # Optimizers whose elements do not each step alone; they have tests of their own.
 NOT_ELEMENTWISE = {
     "LAMBOptimizer",

@@ -52,7 +52,47 @@ def _compile(
         arch=architecture,
         include_path=[*map(str, folders), find_nvidia_header_directory("cudart")],
         ftz=True,
+        fma=False,
         ptxas_options=["-v"],
     )
     compiled = Program(source, "c++", options).compile("cubin", name_expressions=names, logs=log)
     return compiled, log.getvalue()
+
+
+def ptx_of(group: list[Kernel], architecture: str) -> dict[str, str]:
+    """Compiles kernels with CuPy's options; returns the PTX of each, by its expression.
+
+    Args:
+        group: The kernels.
+        architecture: As "compute_90".
+    """
+    from cuda.bindings import nvrtc
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    def call(function: Any, *arguments: Any) -> Any:
+        error, *results = function(*arguments)
+        assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, (function.__name__, error)
+        return results[0] if results else None
+
+    pieces = dict.fromkeys(piece for kernel in group for piece in kernel.pieces)
+    folders = [
+        *dict.fromkeys(on_disk(folder) for kernel in group for folder in kernel.include_folders),
+        find_nvidia_header_directory("cudart"),
+    ]
+    options = ["-std=c++17", "-default-device", "-ftz=true", "-fmad=false", f"-arch={architecture}"]
+    options += [f"-I{folder}" for folder in folders]
+    program = call(nvrtc.nvrtcCreateProgram, "\n".join(pieces).encode(), b"kernels.cu", 0, [], [])
+    for kernel in group:
+        call(nvrtc.nvrtcAddNameExpression, program, kernel.expression.encode())
+    call(nvrtc.nvrtcCompileProgram, program, len(options), [each.encode() for each in options])
+    text = b" " * call(nvrtc.nvrtcGetPTXSize, program)
+    call(nvrtc.nvrtcGetPTX, program, text)
+    entries = {
+        entry.partition("(")[0].strip(): entry for entry in text.decode().split(".entry ")[1:]
+    }
+    return {
+        kernel.expression: entries[
+            call(nvrtc.nvrtcGetLoweredName, program, kernel.expression.encode()).decode()
+        ]
+        for kernel in group
+    }

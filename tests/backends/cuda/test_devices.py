@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import fake_cupy
-import ml_dtypes
 import numpy as np
 import pytest
 from dtypes import every_dtype
@@ -49,13 +48,9 @@ def arrays_of(optimizer: gpuopt.Optimizer, variable: Any) -> list[np.ndarray]:
     return [var, *(slot.numpy() for slot in slots)]
 
 
-def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
-    """Compares within 64 eps: only the GPU's fused operations round differently."""
-    assert got.dtype == expected.dtype
-    tolerance = 64 * float(ml_dtypes.finfo(got.dtype).eps)
-    np.testing.assert_allclose(
-        got.astype(np.float64), expected.astype(np.float64), rtol=tolerance, atol=tolerance
-    )
+def assert_same(got: np.ndarray, expected: np.ndarray) -> None:
+    """Compares bits."""
+    assert (got.dtype, got.tobytes()) == (expected.dtype, expected.tobytes())
 
 
 class Twins:
@@ -89,7 +84,7 @@ class Twins:
         for there, here in self.variables:
             got, expected = arrays_of(self.there, there), arrays_of(self.here, here)
             for mine, theirs in zip(got, expected, strict=True):
-                assert_close(mine, theirs)
+                assert_same(mine, theirs)
 
 
 # Values

@@ -21,7 +21,7 @@ from every_kernel import (
     rules_to_compile,
 )
 from four_slots import four_slots
-from nvrtc import ARCHITECTURES, compile_together
+from nvrtc import ARCHITECTURES, compile_together, ptx_of
 
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
@@ -154,6 +154,18 @@ def test_kernels_with_rounding_keep_to_the_same_registers(architecture: str) -> 
 @on_tuned
 def test_kernels_of_slots_in_bfloat16_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(some(kernels_of_slots_in_bfloat16()), architecture)
+
+
+def test_only_what_says_so_is_a_fused_multiply_add() -> None:
+    """Rows that catch up call `fused`; no other kernel here calls it, or takes powers."""
+    adam = next(rule for rule in RULES if rule.name == "adam")
+    groups = [kernels_without_rule(), kernels_of(adam), kernels_of_codes()[::3]]
+    groups += [kernels_with_averages()[::3], kernels_with_rounding()[::3]]
+    for group in groups:
+        ptx = ptx_of(group, "compute_90")
+        for kernel in group:
+            is_expected = kernel.function.startswith(("late_update", "bring_up_rows"))
+            assert ("fma.rn" in ptx[kernel.expression]) == is_expected, kernel.expression
 
 
 def check_registers(group: list[Kernel], architecture: str) -> None:

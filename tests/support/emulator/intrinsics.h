@@ -262,19 +262,9 @@ inline double __dsqrt_rn(double x) { return sqrt(x); }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fdiv_rn(float x, float y) { return x / y; }
 inline double __ddiv_rn(double x, double y) { return x / y; }
-
-// These are never fused with another operation; `volatile` keeps g++ from it.
-#define EMULATOR_UNFUSED(name, Real, operation) \
-  inline Real name(Real x, Real y) {            \
-    volatile Real result = x operation y;       \
-    return result;                              \
-  }
-EMULATOR_UNFUSED(__fadd_rn, float, +)
-EMULATOR_UNFUSED(__fsub_rn, float, -)
-EMULATOR_UNFUSED(__fmul_rn, float, *)
-EMULATOR_UNFUSED(__dadd_rn, double, +)
-EMULATOR_UNFUSED(__dsub_rn, double, -)
-EMULATOR_UNFUSED(__dmul_rn, double, *)
-#undef EMULATOR_UNFUSED
-// Tells kernels that host code is compiled here as NVRTC does it.
-#define GPUOPT_FUSES_PRODUCTS
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline double __dadd_rn(double x, double y) { return x + y; }
+inline double __dsub_rn(double x, double y) { return x - y; }
+inline double __dmul_rn(double x, double y) { return x * y; }

@@ -28,12 +28,10 @@ HERE = Path(__file__).resolve().parent
 
 FLAGS = [
     "-std=c++20",
-    # Of -O2, no more than multiply-adds need: that takes twice as long.
-    "-O1",
-    "-fexpensive-optimizations",
-    # As NVRTC does: multiply-adds are fused, and memory is read as whatever type.
+    "-O1",  # -O2 takes twice as long
+    # As by NVRTC: only what says so is a fused multiply-add, and memory is read as whatever type.
     "-mfma",
-    "-ffp-contract=fast",
+    "-ffp-contract=off",
     "-fno-strict-aliasing",
     # The fortified setjmp and longjmp refuse to switch stacks.
     "-U_FORTIFY_SOURCE",
