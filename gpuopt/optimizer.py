@@ -405,7 +405,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         known = self._leaves.find(params, grads, name)
         if known is not None:
             self.apply_gradients(known, global_step)
-        elif not name and is_leaf(params):
+        elif not name and is_leaf(params, "params"):
             if not hasattr(params, "dtype"):
                 raise TypeError(
                     "params: expected a Variable, an array, or a dict, list, tuple or dataclass of "

@@ -52,9 +52,17 @@ def flatten(tree: Any, what: str) -> Tree:
     return found._replace(form=form)
 
 
-def is_leaf(value: Any) -> bool:
-    """Whether a value has no children."""
-    return _children(value) is None
+def is_leaf(value: Any, what: str) -> bool:
+    """Whether a value has no children.
+
+    Args:
+        value: The value.
+        what: The argument's name, for errors.
+
+    Raises:
+        ValueError: a field of a dataclass was never set.
+    """
+    return _children(value, "", what) is None
 
 
 def describe_difference(first: Sequence[str], second: Sequence[str], names: Sequence[str]) -> str:
@@ -168,10 +176,7 @@ class _Code:
 
 
 def _add_leaves(node: Any, path: str, what: str, found: Tree) -> Form:
-    try:
-        children = _children(node)
-    except AttributeError as error:  # of a dataclass's field that was never set
-        raise ValueError(f"{_where(what, path)}: {error}") from error
+    children = _children(node, path, what)
     if children is None:
         found.paths.append(path)
         found.leaves.append(node)
@@ -185,7 +190,7 @@ def _add_leaves(node: Any, path: str, what: str, found: Tree) -> Form:
     return type(node), tuple(keys), forms
 
 
-def _children(node: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
+def _children(node: Any, path: str, what: str) -> tuple[Sequence[Any], Sequence[Any]] | None:
     """Returns the keys of a node's children, and the children; None for a leaf."""
     if isinstance(node, Mapping):
         return list(node), list(node.values())
@@ -195,7 +200,10 @@ def _children(node: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
         return range(len(node)), node
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         names = [field.name for field in dataclasses.fields(node)]
-        return names, [getattr(node, name) for name in names]
+        try:
+            return names, [getattr(node, name) for name in names]
+        except AttributeError as error:  # of a field that was never set
+            raise ValueError(f"{_where(what, path)}: {error}") from error
     return None
 
 

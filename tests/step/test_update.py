@@ -413,6 +413,7 @@ cyclic["self"] = cyclic
             {"a": Norm(ones, ones)},
             """params["a"]: 'Norm' object has no attribute 'scale'""",
         ),
+        (object.__new__(Norm), Norm(ones, ones), "params: 'Norm' object has no attribute 'scale'"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_path(params: Any, grads: Any, message: str) -> None:
