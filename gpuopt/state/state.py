@@ -199,6 +199,8 @@ class State:
         version: Grows when a slot is replaced or removed, and not with a new slot.
         lock: Held while something is made, listed, restored or read.
         waiting_slots: Restored values, by (slot name, variable's name), whose slot is not made yet.
+        names_of_paths: The names of arrays by their paths. Slots restored for a path wait for the
+            name, which has a suffix if another live array has the same path.
         waiting_others: Restored values of the optimizer's other variables that are not made yet.
         beside: What a wrapper keeps here besides, or None.
         rivals: By a variable's name in the checkpoint: the states of the other optimizers in which
@@ -218,6 +220,7 @@ class State:
         """
         self.lock = Lock("an optimizer's state")
         self.waiting_slots: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
+        self.names_of_paths: dict[str, str] = {}
         self.waiting_others: dict[str, np.ndarray[Any, Any]] = {}
         self.restored_elsewhere: frozenset[str] = frozenset()
         self.rivals: Mapping[str, Sequence[weakref.ref[State]]] = {}
@@ -287,23 +290,41 @@ class State:
                 if name not in gone and each[0].has_path
             }
 
-    def follow_path(self, variable: Variable, path: str) -> None:
-        """Lets slots that were loaded for an array wait for the one that has its path now.
+    def follow_paths(self, leaves: Mapping[str, Variable]) -> None:
+        """Lets slots that were loaded for arrays wait for those that have their paths now.
 
-        The former array may still be alive, and have the path as its name.
+        The former arrays may still be alive, and have the paths as their names.
+
+        Args:
+            leaves: The arrays that have no slots yet, by their paths.
         """
         self.settle_expected()
         with undoing(), self.lock:
-            former = self.loaded.get(path)
-            if former is not None and former.is_of_array and former is not variable.identity:
-                for slot_name, table in self._tables.items():
-                    if former in table:
-                        self.waiting_slots[slot_name, path] = table[former].numpy()
-                        del table[former]
-            if variable.name != path:
-                for slot_name in [key[0] for key in self.waiting_slots if key[1] == path]:
-                    value = self.waiting_slots.pop((slot_name, path))
-                    self.waiting_slots[slot_name, variable.name] = value
+            self.wait_for_paths()
+            for path, variable in leaves.items():
+                former = self.loaded.get(path)
+                if former is not None and former.is_of_array and former is not variable.identity:
+                    for slot_name, table in self._tables.items():
+                        if former in table:
+                            self.waiting_slots[slot_name, path] = table[former].numpy()
+                            del table[former]
+                self.names_of_paths[path] = variable.name
+            self.wait_for_names()
+
+    def wait_for_paths(self) -> None:
+        """Has slots that wait for arrays' names wait for their paths, as in a saved state."""
+        self._rename_waiting({name: path for path, name in self.names_of_paths.items()})
+
+    def wait_for_names(self) -> None:
+        """Has slots that wait for arrays' paths wait for their names."""
+        self._rename_waiting(self.names_of_paths)
+
+    def _rename_waiting(self, names: Mapping[str, str]) -> None:
+        # All at once: the new name of one array may be the path of another one.
+        self.waiting_slots = {
+            (slot_name, names.get(name, name)): value
+            for (slot_name, name), value in self.waiting_slots.items()
+        }
 
     def forget_lost(self) -> None:
         """Notes that other state is taken over than what came without its arrays."""
@@ -351,6 +372,7 @@ class State:
             tables = {name: (table, dict(table)) for name, table in self._tables.items()}
             others, waiting_slots = dict(self._others), dict(self.waiting_slots)
             waiting_others, lost = dict(self.waiting_others), self._lost
+            names_of_paths = dict(self.names_of_paths)
             restored_elsewhere, beside = self.restored_elsewhere, self.beside
             rivals, contested, loaded = self.rivals, dict(self.contested), dict(self.loaded)
 
@@ -361,6 +383,7 @@ class State:
                 self._tables = {name: table for name, (table, _) in tables.items()}
                 self._others, self.waiting_others = dict(others), dict(waiting_others)
                 self.waiting_slots, self._lost = dict(waiting_slots), lost
+                self.names_of_paths = dict(names_of_paths)
                 self.restored_elsewhere, self.rivals = restored_elsewhere, rivals
                 self.contested = WeakKeyDictionary(contested)
                 self.loaded = WeakValueDictionary(loaded)
@@ -452,7 +475,7 @@ class State:
             key = slot_name, variable.name
             path = variable.identity.path
             if path is not None and key not in self.waiting_slots:
-                key = slot_name, path
+                key = slot_name, self.names_of_paths.get(path, path)
             restored = self.waiting_slots.get(key)
             is_missing = restored is None and variable.name in self.restored_elsewhere
             if is_missing or self.is_taken_elsewhere(variable.identity):

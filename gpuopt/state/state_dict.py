@@ -105,9 +105,17 @@ def read_state(
                         'state_dict({"w": array}) or Saver({"w": array}, optimizers=[...])'
                     )
         contested = {each.name: names.get(each, each.name) for each in state.contested}
+        of_arrays = {name: path for path, name in state.names_of_paths.items()}
+        waiting_names = {
+            **(of_arrays if by_path else {}),
+            **{each.name: name for name, each in named.items() if each.name in of_arrays},
+            **contested,
+        }
         for (slot_name, variable_name), value in state.waiting_slots.items():
-            name = contested.get(variable_name, variable_name)
-            slots.setdefault(slot_name, {})[name] = value.copy()
+            by_variable = slots.setdefault(slot_name, {})
+            name = waiting_names.get(variable_name, variable_name)
+            # A Variable of the same optimizer may have the path as its name.
+            by_variable[variable_name if name in by_variable else name] = value.copy()
         non_slots = {name: read(variable) for name, variable in state.others().items()}
         for name, value in state.waiting_others.items():
             non_slots[name] = value.copy()
@@ -185,6 +193,7 @@ def load_state(
         saved = _out_of_slots(state, _as_here(saved, state.describe(), named))
         state.keep(undo)
         state.forget_lost()
+        state.wait_for_paths()
         state.restored_elsewhere = frozenset()
         state.rivals = rivals
         state.contested.clear()
@@ -206,6 +215,7 @@ def load_state(
                     undo.assign(slot, np.asarray(value))
         for name, variable in named.items():
             claim_state(state, name, variable, undo)
+        state.wait_for_names()
         described = state.describe()
         for name in described.names_of_groups:
             if name not in saved["non_slots"]:
@@ -588,7 +598,8 @@ def _with_paths(state: State, named: dict[str, Variable]) -> dict[str, Variable]
 def _names_of(owners: Iterable[Identity]) -> dict[Identity, str]:
     """Names the variables of a state: arrays by their paths, as far as these are different."""
     names = {identity.name: identity for identity in owners}
-    for name, identity in list(names.items()):
+    # By length: the name of one array, as "b_1" of "b", may be the path of another.
+    for name, identity in sorted(names.items(), key=lambda item: len(item[0])):
         if identity.path is not None and identity.path not in names:
             names[identity.path] = names.pop(name)
     return {identity: name for name, identity in names.items()}

@@ -255,12 +255,18 @@ def _variables_of(
         if not leaf.is_raw_array:
             variables.append(leaf)
         elif old is None or leaf.identity is old.identity:
-            variables.append(_named(leaf, path, state))
+            variables.append(_named(leaf, path))
         else:
             variables.append(old)
             replaced.append((old, leaf))
     if replaced:
         _replace(replaced, forget_plans)
+    without_slots = {
+        path: variable
+        for path, variable in zip(paths, variables, strict=True)
+        if variable.identity.is_of_array and not state.slots_of(variable)
+    }
+    state.follow_paths(without_slots)
     return variables
 
 
@@ -296,16 +302,14 @@ def _check_replacement(leaf: Variable, old: Variable, path: str, state: State) -
         )
 
 
-def _named(leaf: Variable, path: str, state: State) -> Variable:
+def _named(leaf: Variable, path: str) -> Variable:
     """Returns the Variable that stands for a raw array under a name."""
     known = _of_arrays.get(leaf.identity)
-    if known is None:
-        leaf.identity.give_name(path)
-        list_raw_array(leaf)
-        known = leaf
-    if not state.slots_of(known):
-        state.follow_path(known, path)
-    return known
+    if known is not None:
+        return known
+    leaf.identity.give_name(path)
+    list_raw_array(leaf)
+    return leaf
 
 
 def _replace(

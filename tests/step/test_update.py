@@ -376,6 +376,53 @@ def test_a_loaded_state_waits_for_its_paths() -> None:
         np.testing.assert_array_equal(value, expected[key])
 
 
+def by_copy(optimizer: gpuopt.Optimizer, tree: Any) -> Any:
+    return copy.deepcopy((optimizer, tree))
+
+
+def by_pickle(optimizer: gpuopt.Optimizer, tree: Any) -> Any:
+    return pickle.loads(pickle.dumps((optimizer, tree)))
+
+
+def by_state(optimizer: gpuopt.Optimizer, tree: Any) -> Any:
+    other = by_state_of(lambda: gpuopt.MomentumOptimizer(1.0, 1.0), optimizer)
+    return other, {path: each.copy() for path, each in tree.items()}
+
+
+def by_itself(optimizer: gpuopt.Optimizer, tree: Any) -> Any:
+    return optimizer, tree
+
+
+def loaded_again(optimizer: gpuopt.Optimizer, tree: Any) -> Any:
+    optimizer.load_state_dict(optimizer.state_dict())
+    return optimizer, tree
+
+
+@pytest.mark.parametrize("left_out", [[], ["b"], ["b_1"], ["b", "b_1"]])
+@pytest.mark.parametrize("of_another", [["b"], ["b", "b_1"]])
+@pytest.mark.parametrize("go_on", [by_copy, by_pickle, by_state, by_itself, loaded_again])
+def test_a_loaded_state_keeps_its_paths_beside_another_model_of_these(
+    go_on: Any, of_another: list[str], left_out: list[str]
+) -> None:
+    # The arrays of the other model have the names, so that the name of "b" here is "b_1".
+    another = {path: np.zeros(1, np.float32) for path in of_another}
+    gpuopt.GradientDescentOptimizer(1.0).update(another, another)
+    slots = {"a": 1.0, "b": 2.0, "b_1": 4.0}
+    optimizer = gpuopt.MomentumOptimizer(1.0, 1.0)
+    state = optimizer.state_dict()
+    state["slots"] = {"momentum": {path: np.full(1, slots[path], np.float32) for path in slots}}
+    optimizer.load_state_dict(state)
+    tree = {path: np.zeros(1, np.float32) for path in slots}
+    no_change = {path: np.zeros(1, np.float32) for path in slots}
+    for _ in range(2):
+        optimizer.update(tree, {**no_change, **dict.fromkeys(left_out)})
+    assert set(optimizer.state_dict()["slots"]["momentum"]) == set(slots)
+    goes_on, tree = go_on(optimizer, tree)
+    before = {path: each.copy() for path, each in tree.items()}
+    goes_on.update(tree, no_change)
+    assert {path: before[path] - tree[path] for path in slots} == slots
+
+
 def test_a_saver_finds_leaves(tmp_path: Any) -> None:
     params = {"W": np.ones(2, np.float32)}
     optimizer = gpuopt.AdamOptimizer(0.1)
