@@ -304,6 +304,12 @@ class State:
             for path, variable in leaves.items():
                 former = self.loaded.get(path)
                 if former is not None and former.is_of_array and former is not variable.identity:
+                    # Its slots go on here: they are not to wait again once it is gone.
+                    self._expected = {
+                        name: each
+                        for name, each in self._expected.items()
+                        if not each[0].is_of(former)
+                    }
                     for slot_name, table in self._tables.items():
                         if former in table:
                             self.waiting_slots[slot_name, path] = table[former].numpy()

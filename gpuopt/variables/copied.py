@@ -143,6 +143,9 @@ class Copy:
         if isinstance(copied, CopiedArray) and not copied.is_named:
             self._original = copied.original
 
+    def is_of(self, identity: Identity) -> bool:
+        return self._identity() is identity
+
     def is_kept(self) -> bool:
         identity = self._identity()
         return identity is not None and identity.holder() is not None

@@ -285,6 +285,18 @@ def test_a_state_is_loaded_before_the_first_step_of_a_copy() -> None:
     np.testing.assert_array_equal(after["W"], np.full(2, 0.75, np.float32))
 
 
+def test_a_copied_state_goes_on_past_the_end_of_the_copied_arrays() -> None:
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    tree = train(optimizer, two_arrays(), 1)
+    goes_on, copied = copy.deepcopy((optimizer, tree))
+    train(goes_on, tree, 2)
+    before = goes_on.state_dict()["slots"]["m"]
+    del copied
+    after = goes_on.state_dict()["slots"]["m"]
+    for key in tree:
+        np.testing.assert_array_equal(after[key], before[key])
+
+
 def train_and_read(optimizer: gpuopt.Optimizer, tree: Any) -> Any:
     train(optimizer, tree, 1)
     return optimizer.state_dict()
