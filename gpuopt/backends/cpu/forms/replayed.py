@@ -264,12 +264,12 @@ class _Order:
                 if node is not end
                 and any((x.op, x.detail) == ("array", name) for x in self.operands(node))
             ]
-            if any(self._follows(node, end) for node in readers):
+            if not self._followers(end).isdisjoint(readers):
                 self.copied[name] = end
             else:
                 self.in_place[end] = name
                 self._before[end] += readers
-        self.nodes: list[Node] = []
+        self.nodes: dict[Node, None] = {}
         for end in ends.values():
             self._append(end)
 
@@ -292,15 +292,19 @@ class _Order:
             for each in self._before[node]:
                 self._add(each)
 
-    def _follows(self, node: Node, other: Node) -> bool:
-        """Whether a node can be computed only after another one."""
-        return node is other or any(self._follows(each, other) for each in self._before[node])
+    def _followers(self, node: Node) -> set[Node]:
+        """Returns a node and those that can be computed only after it."""
+        found, number = {node}, 0
+        while len(found) > number:
+            number = len(found)
+            found |= {each for each, before in self._before.items() if not found.isdisjoint(before)}
+        return found
 
     def _append(self, node: Node) -> None:
         if node not in self.nodes:
             for each in self._before[node]:
                 self._append(each)
-            self.nodes.append(node)
+            self.nodes[node] = None
 
 
 def _into_last(node: Node, chosen: Mapping[Node, float]) -> Callable[..., Any]:
