@@ -29,6 +29,10 @@ class DerivedRule(UpdateRule):
     header: str = field(kw_only=True)
 
     @property
+    def is_traced(self) -> bool:
+        return self.base.is_traced
+
+    @property
     def functor(self) -> str:
         return f"{self.template}<{self.base.functor}>"
 

@@ -82,6 +82,11 @@ class UpdateRule:
     def name(self) -> str:
         return self.apply.__name__
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether GPUs and compilers get what is traced, and not a form of the user's own."""
+        return self.cuda is None
+
     @computed_once
     def computed(self) -> tuple[str, ...]:
         """The scalars that the optimizer does not give."""
@@ -153,7 +158,7 @@ class UpdateRule:
             scalars[MEAN_SQUARE] = Rank.ROW
             read_only[MEAN_SQUARE] = f"the scalar {MEAN_SQUARE}"
         return trace(
-            self.name, function, arrays, scalars, real, read_only, any_ufunc=self.cuda is not None
+            self.name, function, arrays, scalars, real, read_only, any_ufunc=not self.is_traced
         )
 
     @property
@@ -419,6 +424,10 @@ def _refuse_by_trace(rule: UpdateRule) -> None:
         _ = rule.programs_of_terms
     except NameError:  # of a function that stands below the rule: the first step traces again
         return
+    except Exception:
+        if rule.is_traced:
+            raise
+        return  # it is raised by the first step on a CPU
     if not stores:
         raise ValueError(
             f"{rule.name} writes to none of its arrays, so it would train nothing: write "

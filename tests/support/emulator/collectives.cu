@@ -64,7 +64,7 @@ __global__ void square(const float* values, float* results, long long size) {
   }
 }
 
-// a * b + c, rounded once where the compiler fuses.
+// a * b + c, rounded once if the compiler fuses.
 __global__ void multiply_add(const float* a, const float* b, const float* c, float* results) {
   const long long i = first_item();
   results[i] = a[i] * b[i] + c[i];
