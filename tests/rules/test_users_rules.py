@@ -297,6 +297,27 @@ def test_a_rule_needs_neither_slots_nor_scalars_nor_a_namespace(
         assert w.numpy().tolist() == [0, 1, 2]
 
 
+@pytest.mark.emulator
+def test_a_rule_with_cuda_of_its_own_is_traced_on_a_cpu_alone(
+    tmp_path: Path, emulated_gpus: list[EmulatorLauncher]
+) -> None:
+    (tmp_path / "constant_step.cuh").write_text(CONSTANT_STEP)
+
+    @gpuopt.update_rule(cuda=gpuopt.CudaSource(tmp_path, "constant_step.cuh", "ConstantStep"))
+    def sorts(var: Any, grad: Any) -> None:
+        var[...] = np.sort(var)
+
+    class ConstantStep(gpuopt.GradientDescentOptimizer):
+        rule = sorts
+
+    there, here = (Variable(np.float32([3, 2, 1]), device=device) for device in ("gpu:0", "cpu"))
+    ConstantStep(0.1).apply_gradients([(np.float32([1, 1, 1]), there)])
+    assert there.numpy().tolist() == [2, 1, 0]
+    with pytest.raises(TypeError, match=r"sorts: test_users_rules.py:\d+: .*np\.sort"):
+        ConstantStep(0.1).apply_gradients([(np.float32([1, 1, 1]), here)])
+    assert here.numpy().tolist() == [3, 2, 1]
+
+
 def test_a_source_that_cannot_be_found_or_told_apart_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=rf"users::Rule .* rule.cuh, .* in {tmp_path}"):
         gpuopt.CudaSource(tmp_path, "rule.cuh", "users::Rule")

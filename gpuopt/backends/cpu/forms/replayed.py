@@ -150,6 +150,7 @@ class _Numbers:
 
 
 def _function_of(node: Node) -> Callable[..., Any]:
+    """Returns numpy's function for a node, or that of another library."""
     return getattr(np, node.op) if node.detail is None else node.detail  # type: ignore[no-any-return]
 
 
@@ -183,6 +184,7 @@ def _choices(program: Program, zero_grad: bool) -> list[Node]:
 def _plan(
     program: Program, slots: tuple[str, ...], zero_grad: bool, outcomes: tuple[float, ...]
 ) -> Plan:
+    """Plans the calls, given `_Numbers.outcome` of each of `_choices`."""
     chosen = dict(zip(_choices(program, zero_grad), outcomes, strict=True))
     order = _Order(program, _varying(program, zero_grad), chosen)
     places = {name: place for place, name in enumerate(("var", *slots, *["grad"][zero_grad:]))}
