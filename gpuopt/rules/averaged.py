@@ -30,7 +30,7 @@ def averaged(base: UpdateRule, stored: np.dtype[Any] | None = None) -> DerivedRu
         var: Any, grad: Any, average: Any, *slots: Any, average_weight: Any, **scalars: Any
     ) -> None:
         base.apply(var, grad, *slots, **scalars)
-        value = var if stored is None else np.positive(var, dtype=stored, casting="same_kind")
+        value = var if stored is None else var.astype(stored).astype(var.dtype)
         follow(average, value, average_weight)
 
     def terms(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from gpuopt.computed_once import computed_once
 from gpuopt.rules.update_rule import UpdateRule
 
 Derived = TypeVar("Derived", bound="DerivedRule")
@@ -28,9 +29,9 @@ class DerivedRule(UpdateRule):
     template: str = field(kw_only=True)
     header: str = field(kw_only=True)
 
-    @property
-    def is_traced(self) -> bool:
-        return self.base.is_traced
+    @computed_once
+    def is_emitted(self) -> bool:
+        return False
 
     @property
     def functor(self) -> str:

@@ -90,7 +90,7 @@ def trace(
     real: DType,
     read_only: Mapping[str, str],
     *,
-    any_ufunc: bool = False,
+    is_emitted: bool = True,
 ) -> Program:
     """Traces a function.
 
@@ -101,13 +101,13 @@ def trace(
         scalars: The names of its scalars. One of rows is an array that is only read.
         real: The type of all.
         read_only: What arrays that it must not write are called in errors, by their names.
-        any_ufunc: Whether it may call ufuncs that have no form in C++ here.
+        is_emitted: Whether each operation must have a form in C++ here.
 
     Raises:
         TypeError: it does what no program can; the message has the line.
         ValueError: it writes numbers of elements to an array of rows.
     """
-    tape = _Tape(name, any_ufunc)
+    tape = _Tape(name, is_emitted)
     paths: list[_Path] = []
     pending: list[list[bool]] = [[]]
     while pending:
@@ -258,8 +258,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 class _Tape:
     """All nodes of a program, and the path that is followed."""
 
-    def __init__(self, name: str, any_ufunc: bool) -> None:
-        self._name, self._any_ufunc = name, any_ufunc
+    def __init__(self, name: str, is_emitted: bool) -> None:
+        self._name, self._is_emitted = name, is_emitted
         self._nodes: dict[Any, Node] = {}
         self._selected: dict[tuple[Node, Node, Node], Node] = {}
         self.follow([])
@@ -291,7 +291,7 @@ class _Tape:
         """Returns what a ufunc makes of operands."""
         name = ufunc.__name__
         is_known = name in UFUNCS
-        if not (is_known or self._any_ufunc):
+        if not is_known and self._is_emitted:
             self.refuse(f"np.{name}")
         given = [self._kind(x) for x in inputs]
         try:
@@ -343,7 +343,7 @@ class _Tape:
         is_known = dtype.name in ("bool", "float32", "float64") or (
             dtype == np.int64 and node.dtype.kind == "b"
         )
-        if not is_known:
+        if not is_known and self._is_emitted:
             self.refuse(f"a conversion to {dtype}")
         return self.node("convert", (node,), dtype)
 

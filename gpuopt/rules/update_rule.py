@@ -82,9 +82,9 @@ class UpdateRule:
     def name(self) -> str:
         return self.apply.__name__
 
-    @property
-    def is_traced(self) -> bool:
-        """Whether GPUs and compilers get what is traced, and not a form of the user's own."""
+    @computed_once
+    def is_emitted(self) -> bool:
+        """Whether its functor is made of what is traced, and not the user's own or a template."""
         return self.cuda is None
 
     @computed_once
@@ -158,7 +158,7 @@ class UpdateRule:
             scalars[MEAN_SQUARE] = Rank.ROW
             read_only[MEAN_SQUARE] = f"the scalar {MEAN_SQUARE}"
         return trace(
-            self.name, function, arrays, scalars, real, read_only, any_ufunc=not self.is_traced
+            self.name, function, arrays, scalars, real, read_only, is_emitted=self.is_emitted
         )
 
     @property
@@ -425,7 +425,7 @@ def _refuse_by_trace(rule: UpdateRule) -> None:
     except NameError:  # of a function that stands below the rule: the first step traces again
         return
     except Exception:
-        if rule.is_traced:
+        if rule.is_emitted:
             raise
         return  # it is raised by the first step on a CPU
     if not stores:

@@ -322,7 +322,7 @@ class RuleUpdates:
             self._late_sums.finish()  # where no norms are asked for
         for unit in units:
             part, batch = unit[0]
-            if part.rule.is_traced or batch.device.kind == "cpu":
+            if part.rule.is_emitted or batch.device.kind == "cpu":
                 _ = part.rule.programs  # refuses a rule that could not be traced when it was made
             numbers = batch.parameter_groups
             if len(unit) > 1:

@@ -549,7 +549,8 @@ def test_small_tables_of_one_width_are_updated_in_one_call() -> None:
         var -= learning_rate * grad
 
     def count(var: Any, *arrays: Any, **scalars: Any) -> None:
-        calls.append(var.shape)
+        if type(var) is np.ndarray:  # and not traced
+            calls.append(var.shape)
         counted.apply(var, *arrays, **scalars)
 
     class CountedOptimizer(LargestOfRowsOptimizer):

@@ -32,7 +32,7 @@ ExponentialMovingAverage: averages_of_variables decay_now follows forget move
   start version
 Schedule: arguments constants formula then
 UpdateRule: assertions computed eight_bit definitions fields functor gradient include
-  include_folders is_rounded is_traced own own_functor programs
+  include_folders is_emitted is_rounded own own_functor programs
   programs_of_terms slot_shape
 Unnamed: check cpp_type
 MirroredStrategy: apply_gradients own_gradients place_of
