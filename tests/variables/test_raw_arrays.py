@@ -169,7 +169,7 @@ def test_short_lived_arrays_leave_no_bytes_behind() -> None:
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
-    uses, stretches = (50, 10) if FULL else (25, 8)
+    uses, stretches = (50, 14) if FULL else (25, 14)
     tracemalloc.start()
     try:
         traced = [traced_after(uses) for _ in range(stretches)]

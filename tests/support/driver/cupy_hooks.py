@@ -78,23 +78,22 @@ def watch_blocks(cupy: Any) -> None:
 
     # Not `PythonFunctionAllocator`: Python's garbage collector takes its functions from memory in a
     # cycle before the memory calls them.
-    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    def take(_: int, num_bytes: int, device: int) -> int:
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    def take(_: int, num_bytes: int, device: int) -> None:
         with_canary = -(-num_bytes // CANARY) * CANARY + CANARY
         memory = pool.malloc(with_canary)
         taken[memory.ptr] = memory
         stream = cupy.cuda.get_current_stream().ptr
         lib.driver_part_taken(device, memory.ptr, num_bytes, with_canary, stream)
-        return memory.ptr  # type: ignore[no-any-return]
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
     def free(_: int, at: int, device: int) -> None:
         lib.driver_part_freed(at)
         taken.pop(at, None)
 
-    functions = take, free
+    functions = take, lib.driver_take, free
     addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
-    allocator = cupy.cuda.CFunctionAllocator(0, *addresses, functions)
+    allocator = cupy.cuda.CFunctionAllocator(*addresses, functions)
     _kept.extend([functions, allocator])
     cupy.cuda.set_allocator(allocator.malloc)
 

@@ -26,6 +26,9 @@ std::map<std::pair<long, std::string>, std::unique_ptr<Function>> functions;
 
 }  // namespace
 
+// What this thread's last call of `driver_take` got.
+thread_local void* last_taken = nullptr;
+
 extern "C" {
 
 int cuInit(unsigned) { return 0; }
@@ -214,9 +217,20 @@ void driver_check_memory() {
   check_memory();
 }
 
+// Calls a function of Python's that takes memory, and says so by `driver_part_taken`. Ctrl-C may
+// end it, which Python only reports then. So it is called once more.
+void* driver_take(void* function, size_t num_bytes, int device) {
+  const auto take = reinterpret_cast<void (*)(void*, size_t, int)>(function);
+  last_taken = nullptr;
+  take(nullptr, num_bytes, device);
+  if (!last_taken) take(nullptr, num_bytes, device);
+  return last_taken;
+}
+
 void driver_part_taken(int device, void* at, size_t num_bytes, size_t with_canary, void* stream) {
   const std::lock_guard held(lock());
   part_taken(device, at, num_bytes, with_canary, stream);
+  last_taken = at;
 }
 
 void driver_part_freed(void* at) {
