@@ -178,7 +178,7 @@ def test_a_users_rule_may_use_any_function_of_elements() -> None:
 @pytest.mark.parametrize(
     ("what", "body"),
     [
-        ("decision", lambda var, grad: var if (var > 0) else grad),
+        ("an `if` on an array", lambda var, grad: var if (var > 0) else grad),
         ("writing to the gradient", lambda var, grad: np.add(var, grad, out=grad)),
         ("np.sum", lambda var, grad: var + np.sum(grad)),
         ("reduce", lambda var, grad: np.add.reduce(grad)),
