@@ -301,20 +301,22 @@ class State:
         self.settle_expected()
         with undoing(), self.lock:
             self.wait_for_paths()
+            formers: set[Identity] = set()
             for path, variable in leaves.items():
                 former = self.loaded.get(path)
                 if former is not None and former.is_of_array and former is not variable.identity:
-                    # Its slots go on here: they are not to wait again once it is gone.
-                    self._expected = {
-                        name: each
-                        for name, each in self._expected.items()
-                        if not each[0].is_of(former)
-                    }
+                    formers.add(former)
                     for slot_name, table in self._tables.items():
                         if former in table:
                             self.waiting_slots[slot_name, path] = table[former].numpy()
                             del table[former]
                 self.names_of_paths[path] = variable.name
+            # The formers' slots go on here: they are not to wait again once the formers are gone.
+            self._expected = {
+                name: each
+                for name, each in self._expected.items()
+                if not each[0].is_of_one_of(formers)
+            }
             self.wait_for_names()
 
     def wait_for_paths(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, NamedTuple, TypeAlias
 
 from gpuopt.variables.identity import Identity
@@ -143,8 +143,8 @@ class Copy:
         if isinstance(copied, CopiedArray) and not copied.is_named:
             self._original = copied.original
 
-    def is_of(self, identity: Identity) -> bool:
-        return self._identity() is identity
+    def is_of_one_of(self, identities: Set[Identity]) -> bool:
+        return self._identity() in identities
 
     def is_kept(self) -> bool:
         identity = self._identity()

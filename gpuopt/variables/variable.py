@@ -385,12 +385,12 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
             self._array[rows] = value
 
     def take_array(self, other: Variable) -> None:
-        """Takes the array of another Variable of a raw array in place of its own, and its place.
+        """Stands for another raw array from now on, which a new Variable stands for.
 
         Work on other streams of a GPU that reads or writes either array comes first.
 
         Args:
-            other: Of the same form; see `move_identity`.
+            other: The new Variable, of the same form. Its identity is moved; see `move_identity`.
         """
         with writing(), self._writing(), other._writing():
             array = other._array.view()

@@ -278,7 +278,8 @@ class _Order:
     def operands(self, node: Node) -> list[Node]:
         """Returns what a call for a node takes."""
         operands = list(map(self._at, node.operands))
-        return operands[:1] if self._chosen.get(node) in _OF_POWERS else operands
+        is_one_of_powers = node.op == "power" and self._chosen.get(node) in _OF_POWERS
+        return operands[:1] if is_one_of_powers else operands
 
     def _at(self, node: Node) -> Node:
         """Returns the node that is computed for this one: of a `select` that which is chosen."""
