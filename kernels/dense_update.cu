@@ -144,8 +144,9 @@ constexpr bool has_wide_average =
 // them.
 template <class Rule, class Storage>
 constexpr int blocks_of_updates = has_wide_average<Rule, Storage> ? 2
-                                  : is_averaged<Rule> && (sizeof(Compute<Storage>) > 4 ||
-                                                          StoredBeside<Storage>::num_arrays > 0)
+                                  : (Rule::num_averages > 0) &&
+                                          (sizeof(Compute<Storage>) > 4 ||
+                                           StoredBeside<Storage>::num_arrays > 0)
                                       ? 3
                                   : StoredBeside<Storage>::num_arrays > 0 &&
                                           sizeof(StoredSlot<Storage>) < sizeof(StoredVar<Storage>)
@@ -170,9 +171,9 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_updates<Rule, Storage
 // besides, or an average of what is stored in 16 bits, three. 0 leaves it to them.
 template <class Rule, class Storage>
 constexpr int blocks_of_groups =
-    !is_scaled<Rule> ? 0
-    : sizeof(Compute<Storage>) > 4 || is_rounded<Rule> ||
-            (is_averaged<Rule> &&
+    !Rule::is_scaled ? 0
+    : sizeof(Compute<Storage>) > 4 || Rule::is_rounded ||
+            ((Rule::num_averages > 0) &&
              (sizeof(StoredVar<Storage>) == 2 || StoredBeside<Storage>::num_arrays > 0))
         ? 2
         : 3;
@@ -284,10 +285,10 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_rows<Rule, Storage>)
 // rather spill than take more registers than five blocks of floats or four of doubles have, or
 // three with the count of steps. 0 leaves it to them.
 template <class Rule, class Storage>
-constexpr int blocks_of_sums = !is_averaged<Rule>                ? 0
+constexpr int blocks_of_sums = Rule::num_averages == 0           ? 0
                                : has_wide_average<Rule, Storage> ? 3
                                : sizeof(Compute<Storage>) <= 4   ? 4
-                               : is_scaled<Rule>                 ? 2
+                               : Rule::is_scaled                 ? 2
                                                                  : 3;
 
 // Writes the scalars of each variable that has elements, with what the rule sums over it: see

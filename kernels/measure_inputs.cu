@@ -13,7 +13,7 @@ struct MeasuredVariable {
   double bound;         // what the gradient is clipped to after it is unscaled
 };
 
-struct NoSlots {
+struct NoSlots : RuleDefaults {
   static constexpr int num_slots = 0;
 };
 

@@ -1,20 +1,25 @@
-"""Rules that also move an average of the variable: made of any rule, in both of its forms."""
+"""Moving averages, as a stage: an average follows what is stored of the variable."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from gpuopt.rules.derived import DerivedRule, derive
-from gpuopt.rules.moving_average import AVERAGE_WEIGHT, follow
+from gpuopt.rules.moving_average import follow
+from gpuopt.rules.staged import Place, Stage, StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 
 
-@cache
-def averaged(base: UpdateRule, stored: np.dtype[Any] | None = None) -> DerivedRule:
+def move_average(var: Any, average: Any, *, average_weight: Any) -> None:
+    """Moves the average towards what is stored of the variable."""
+    follow(average, var, average_weight)
+
+
+_AVERAGE = Stage("averaged", Place.STORED, move_average, slots=("average",))
+
+
+def averaged(base: UpdateRule, stored: np.dtype[Any] | None = None) -> StagedRule:
     """Returns the rule that does what `base` does, and moves an average towards the new variable.
 
     It has the slot `average` before those of `base`, as slots of rows are the last ones, and the
@@ -25,28 +30,4 @@ def averaged(base: UpdateRule, stored: np.dtype[Any] | None = None) -> DerivedRu
         stored: The type that the variable is rounded to, if it is not the one that rules compute
             in: so is what the average follows. Kernels know it by themselves.
     """
-
-    def averaged(
-        var: Any, grad: Any, average: Any, *slots: Any, average_weight: Any, **scalars: Any
-    ) -> None:
-        base.apply(var, grad, *slots, **scalars)
-        value = var if stored is None else var.astype(stored).astype(var.dtype)
-        follow(average, value, average_weight)
-
-    def terms(
-        var: Any, grad: Any, average: Any, *slots: Any, average_weight: Any, **scalars: Any
-    ) -> Sequence[Any]:
-        assert base.terms is not None, "it has sums"
-        return base.terms(var, grad, *slots, **scalars)
-
-    return derive(
-        DerivedRule,
-        base,
-        averaged,
-        terms,
-        header="shared/averaged.cuh",
-        slots=("average",),
-        scalars=(AVERAGE_WEIGHT,),
-        is_averaged=True,
-        stored=stored,
-    )
+    return staged(base, _AVERAGE, stored)

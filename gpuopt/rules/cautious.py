@@ -1,22 +1,49 @@
-"""Cautious rules: made of any rule whose step does not depend on the variable, in both forms."""
+"""Caution, as a stage: steps against the gradient's sign alone (Liang et al. 2024).
+
+It is for rules whose step does not depend on the variable.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from gpuopt.rules.derived import DerivedRule, derive
+from gpuopt.rules.staged import Place, Stage, StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 
 # The least part of the elements that a step is divided by.
 _LEAST_MEAN = 1e-3
 
 
-@cache
-def cautious(base: UpdateRule) -> DerivedRule:
+def make_agreeing_step(var: Any, grad: Any, step: Any, *, agreeing: Any, elements: Any) -> None:
+    """Makes the step where it agrees, longer by as much as others are left out."""
+    factor = 1 / np.maximum(agreeing / elements, step.dtype.type(_LEAST_MEAN))
+    var += step * np.where(_agrees(grad, step), factor, step.dtype.type(0))
+
+
+def count_agreeing(grad: Any, step: Any) -> Sequence[Any]:
+    """Returns 1 where the step agrees and 0 where not, and 1 everywhere."""
+    agrees = _agrees(grad, step).astype(step.dtype)
+    return agrees, np.ones_like(agrees)
+
+
+def _agrees(grad: Any, step: Any) -> Any:
+    """Returns where a step goes against the gradient's sign."""
+    return np.sign(step) * grad < 0
+
+
+_CAUTION = Stage(
+    "cautious",
+    Place.STEP,
+    make_agreeing_step,
+    sums=("agreeing", "elements"),
+    terms=count_agreeing,
+)
+
+
+def cautious(base: UpdateRule) -> StagedRule:
     """Returns the rule that does what `base` does where this goes against the gradient's sign.
 
     Elsewhere the variable stays. Steps are divided by the part of the elements that move, or 0.001
@@ -32,33 +59,4 @@ def cautious(base: UpdateRule) -> DerivedRule:
             f"which has {has}: which elements move would be counted before its step is known. "
             "Leave cautious=True out, or give the optimizer another rule"
         )
-
-    def step_of(var: Any, grad: Any, slots: Sequence[Any], scalars: dict[str, Any]) -> Any:
-        """Returns the step, and 1 where it is made and 0 where not."""
-        step = np.zeros_like(var)
-        base.apply(step, grad, *slots, **scalars)
-        return step, (np.sign(step) * grad < 0).astype(var.dtype)
-
-    def cautious(
-        var: Any, grad: Any, *slots: Any, agreeing: Any, elements: Any, **scalars: Any
-    ) -> None:
-        step, agrees = step_of(var, grad, slots, scalars)
-        var += step * (agrees / np.maximum(agreeing / elements, var.dtype.type(_LEAST_MEAN)))
-
-    def terms(
-        var: Any, grad: Any, *slots: Any, agreeing: Any, elements: Any, **scalars: Any
-    ) -> Sequence[Any]:
-        copies = [slot.copy() for slot in slots]
-        _, agrees = step_of(var, grad, copies, scalars)
-        return agrees, np.ones_like(agrees)
-
-    sums = ("agreeing", "elements")
-    return derive(
-        DerivedRule,
-        base,
-        cautious,
-        terms,
-        header="shared/cautious.cuh",
-        scalars=sums,
-        sums=sums,
-    )
+    return staged(base, _CAUTION)

@@ -31,6 +31,22 @@ class Functor(NamedTuple):
     definition: str
 
 
+class EmittedStage(NamedTuple):
+    """What is emitted of a stage.
+
+    Attributes:
+        name: Of its function in C++.
+        arrays: Those that the function takes, in order.
+        programs: What it does, traced for float32 and for float64.
+        terms: What it sums, likewise; empty if nothing.
+    """
+
+    name: str
+    arrays: Sequence[str]
+    programs: Mapping[str, Program]
+    terms: Mapping[str, Program]
+
+
 def field_name(name: str, place: int) -> str:
     """Returns what a scalar is called in C++, where no keyword and no macro ends like this."""
     is_plain = name.isascii() and not name.startswith("_")
@@ -62,11 +78,7 @@ def emit(
     names = {f"array {array}": text for array, text in places.items()}
     names |= {f"scalar {scalar}": f"s.{field}" for scalar, field in fields.items()}
     lines = [f"  static constexpr int {each} = {count};" for each, count in counts.items()]
-    if degrees:
-        chosen = "".join(f"sum == {place} ? {degree} : " for place, degree in enumerate(degrees))
-        lines.append(
-            f"  GPUOPT_INLINE static constexpr int degree(int sum) {{ return {chosen}-1; }}"
-        )
+    lines += _degree(degrees)
     declared = f"Real {', '.join(fields.values())}; " if fields else ""
     lines += ["  template <class Real>", f"  struct Scalars {{ {declared}}};"]
     if terms:
@@ -74,15 +86,122 @@ def emit(
         lines += _functions(head, terms, names, places)
     head = "apply({0}& var, {0} grad, {0}* slot, const Scalars<{0}>& s)"
     lines += _functions(head, steps, names, places)
+    return _struct(name, lines)
+
+
+def emit_staged(
+    name: str,
+    rule: str,
+    constants: Mapping[str, int],
+    fields: Sequence[str],
+    degrees: Sequence[int],
+    stages: Mapping[str, Sequence[EmittedStage]],
+    slots: Sequence[str],
+    *,
+    has_own_sums: bool,
+) -> Functor:
+    """Returns the functor of a rule with stages, which calls the rule's.
+
+    Args:
+        name: What the rule is called with its stages.
+        rule: The functor of the rule alone.
+        constants: What the functor says of itself, by names.
+        fields: The scalars behind those of the rule, in C++.
+        degrees: See `UpdateRule`.
+        stages: By their places, in lower case; see `gpuopt.rules.staged`.
+        slots: Those before the rule's.
+        has_own_sums: Whether the rule has sums.
+    """
+    kinds = {"is": "bool", "num": "int"}
+    lines = [
+        f"  static constexpr {kinds[each.partition('_')[0]]} {each} = {_constant(each, value)};"
+        for each, value in constants.items()
+    ]
+    lines += _degree(degrees)
+    declared = f"Real {', '.join(fields)}; " if fields else ""
+    lines += [
+        f"  using Rule = {rule};",
+        "  template <class Real>",
+        f"  struct Scalars : Rule::template Scalars<Real> {{ {declared}}};",
+    ]
+    given = {place: list(stages.get(place, ())) for place in ("gradient", "variable", "step")}
+    stored = list(stages.get("stored", ()))
+    for stage in (*(stage for each in given.values() for stage in each), *stored):
+        lines += _stage(stage, fields)
+    own = f"slot + {len(slots)}" if slots else "slot"
+    slot_of = {slot: f"slot[{place}]" for place, slot in enumerate(slots)}
+
+    def calls(some: Sequence[EmittedStage]) -> list[str]:
+        return [
+            f"{stage.name}({', '.join([*(slot_of.get(x, x) for x in stage.arrays), 's'])});"
+            for stage in some
+        ]
+
+    scalars = "const Scalars<Real>& s"
+    of_step = "step" if given["step"] else "var"
+    step = ["Real step = Real(0);"] if given["step"] else []
+    step += [f"Rule::apply({of_step}, grad, {own}, s);"]
+    template = "  template <class Real>"
+    if given["gradient"]:
+        body = [*calls(given["gradient"]), "return grad;"]
+        lines += _lines(f"Real gradient(Real grad, {scalars})", body, template)
+    terms = [stage for stage in given["step"] if stage.terms]
+    if terms or has_own_sums:
+        body = calls(given["gradient"])
+        body += [*step, f"{terms[0].name}_terms(grad, step, terms);"] if terms else []
+        body += [] if terms else [f"Rule::terms(var, grad, {own}, s, terms);"]
+        var = "Real" if terms else "Real var"
+        head = f"void terms({var}, Real grad, Real* slot, {scalars}, Real* terms)"
+        lines += _lines(head, body, template)
+    body = [*calls(given["gradient"]), *calls(given["variable"]), *step, *calls(given["step"])]
+    lines += _lines(f"void apply(Real& var, Real grad, Real* slot, {scalars})", body, template)
+    if stored:
+        lines += _lines(f"void follow(Real var, Real* slot, {scalars})", calls(stored), template)
+    return _struct(name, lines)
+
+
+def _constant(name: str, value: int) -> str:
+    return str(bool(value)).lower() if name.startswith("is_") else str(value)
+
+
+def _degree(degrees: Sequence[int]) -> list[str]:
+    if not degrees:
+        return []
+    chosen = "".join(f"sum == {place} ? {degree} : " for place, degree in enumerate(degrees))
+    return [f"  GPUOPT_INLINE static constexpr int degree(int sum) {{ return {chosen}-1; }}"]
+
+
+def _stage(stage: EmittedStage, fields: Sequence[str]) -> list[str]:
+    """Returns the functions of a stage."""
+    places = {array: array for array in stage.arrays}
+    names = {f"array {array}": array for array in stage.arrays}
+    names |= {f"scalar {field}": f"s.{field}" for field in fields}
+    written = {array for program in stage.programs.values() for array in program.stores}
+    given = [f"{{0}}{'&' if each in written else ''} {each}" for each in stage.arrays]
+    head = f"{stage.name}({', '.join([*given, 'const Scalars<{0}>& s'])})"
+    lines = _functions(head, stage.programs, names, places)
+    if stage.terms:
+        head = f"{stage.name}_terms({{0}} grad, {{0}} step, {{0}}* terms)"
+        lines += _functions(head, stage.terms, names, places)
+    return lines
+
+
+def _struct(name: str, lines: Sequence[str]) -> Functor:
+    """Returns a functor, whose name is made of what it does."""
     body = "\n".join(lines)
     # Comments do not count: a rule that moves in its file is compiled no second time.
     digest = hashlib.sha256(re.sub("//.*", "", body).encode()).hexdigest()[:8]
     plain = re.sub("[^A-Za-z0-9_]", "_", name)
     struct = f"{plain}_{digest}"
-    guard = f"GPUOPT_TRACED_{struct}"  # as a rule and one derived of it may stand in one text
-    text = f"namespace gpuopt {{\nnamespace traced {{\nstruct {struct} {{\n{body}\n}};\n}}\n}}"
-    text = f'#include "shared/numpy.cuh"\n#ifndef {guard}\n#define {guard}\n{text}\n#endif'
-    return Functor(f"gpuopt::traced::{struct}", text)
+    guard = f"GPUOPT_TRACED_{struct}"  # as a rule and one with stages may stand in one text
+    text = (
+        f"namespace gpuopt {{\nnamespace traced {{\nstruct {struct} : RuleDefaults {{\n{body}\n"
+        "};\n}\n}"
+    )
+    includes = '#include "shared/numpy.cuh"\n#include "shared/rule.cuh"'
+    return Functor(
+        f"gpuopt::traced::{struct}", f"{includes}\n#ifndef {guard}\n#define {guard}\n{text}\n#endif"
+    )
 
 
 def _functions(
@@ -106,13 +225,17 @@ def _functions(
 
 
 def _function(head: str, lines: Sequence[str], template: str) -> list[str]:
-    for name in ("var", "grad", "slot", "s"):
-        if not any(re.search(rf"\b{name}\b", line.partition("//")[0]) for line in lines):
+    code = "\n".join(line.partition("//")[0] for line in lines)
+    for name in re.findall(r" (\w+)(?=[,)])", head):
+        if name != "terms" and not re.search(rf"\b{name}\b", code):
             head = re.sub(rf" {name}(?=[,)])", "", head)  # compilers warn of what is not used
-    before = [template] if template else []
+    return _lines(f"void {head}", lines, template)
+
+
+def _lines(head: str, lines: Sequence[str], template: str) -> list[str]:
     return [
-        *before,
-        f"  GPUOPT_INLINE static void {head} {{",
+        *([template] if template else []),
+        f"  GPUOPT_INLINE static {head} {{",
         *(f"    {line}" for line in lines),
         "  }",
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuopt.rules.sources import CudaSource, kernel_root
 from gpuopt.rules.update_rule import update_rule
 
 # One less the weight of the old average.
@@ -16,7 +15,7 @@ def follow(average: Any, value: Any, weight: Any) -> None:
     average -= (average - value) * weight
 
 
-@update_rule(cuda=CudaSource(kernel_root(), "shared/moving_average.cuh", "gpuopt::MovingAverage"))
+@update_rule
 def moving_average(var: Any, grad: Any, *, average_weight: Any) -> None:
     """Moves an average, which is the variable, towards a value."""
     follow(var, grad, average_weight)

@@ -14,8 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gpuopt.rules.derived import DerivedRule, derive
 from gpuopt.rules.random_bits import GOLDEN, mixed
+from gpuopt.rules.staged import StagedRule, marked
 from gpuopt.rules.update_rule import UpdateRule
 
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
@@ -29,28 +29,12 @@ _INFINITE = 0x7F800000
 
 
 @cache
-def rounded(base: UpdateRule) -> DerivedRule:
+def rounded(base: UpdateRule) -> StagedRule:
     """Returns the rule that does what `base` does; backends round what it writes.
 
     It has the slots of `base`, and `ROUNDING_SCALARS` after its scalars.
     """
-
-    def rounded(*arrays: Any, **scalars: Any) -> None:
-        base.apply(*arrays, **_without_key(scalars))
-
-    def terms(*arrays: Any, **scalars: Any) -> Sequence[Any]:
-        assert base.terms is not None, "it has sums"
-        return base.terms(*arrays, **_without_key(scalars))
-
-    return derive(
-        DerivedRule,
-        base,
-        rounded,
-        terms,
-        header="shared/rounded.cuh",
-        scalars=ROUNDING_SCALARS,
-        is_rounded=True,
-    )
+    return marked(base, "rounded", ROUNDING_SCALARS, is_rounded=True)
 
 
 def key_of_step(seed: int, step: int) -> dict[str, np.float32]:
@@ -96,7 +80,3 @@ def _rounded(values: Any, random: Any) -> Any:
     upper = (bits + np.where(magnitude >= _LAST_FINITE, np.uint32(0x8000), random)) >> _BITS
     upper = np.where(magnitude > _INFINITE, bits >> _BITS | 0x40, upper)
     return upper.astype(np.uint16).view(BFLOAT16)
-
-
-def _without_key(scalars: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in scalars.items() if name not in ROUNDING_SCALARS}

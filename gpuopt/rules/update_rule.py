@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.degrees import refuse_other_degrees
-from gpuopt.rules.emitted import Functor, emit, field_name
+from gpuopt.rules.emitted import Functor, emit, emit_staged, field_name
 from gpuopt.rules.shift import Shift, shift_of
 from gpuopt.rules.sources import CudaSource, kernel_root
 from gpuopt.rules.tracing import Program, Rank, trace
@@ -23,7 +23,7 @@ from gpuopt.rules.unnamed import Unnamed
 MEAN_SQUARE = "mean_square"
 
 # The types that rules compute in.
-_REALS = (np.dtype(np.float32), np.dtype(np.float64))
+REALS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def row_shape(shape: Sequence[int]) -> tuple[int, ...]:
@@ -61,6 +61,8 @@ class UpdateRule:
         stored: The dtype that the variable is rounded to, if the rule depends on it; see
             `averaged`.
         is_averaged: Whether its first slot is a moving average of the variable; see `averaged`.
+        is_clipped: Whether it computes with a clipped gradient; see `clipped`.
+        is_scaled: Whether kernels choose among the scalars of several counts; see `scaled`.
     """
 
     apply: Callable[..., None]
@@ -77,6 +79,8 @@ class UpdateRule:
     degrees: tuple[int, ...] = ()
     stored: np.dtype[Any] | None = None
     is_averaged: bool = False
+    is_clipped: bool = False
+    is_scaled: bool = False
 
     @property
     def name(self) -> str:
@@ -99,9 +103,17 @@ class UpdateRule:
 
     @computed_once
     def own_functor(self) -> Functor:
-        """The functor in C++: the user's own, or the traced one."""
+        """The functor in C++: the traced one, or one that calls the user's own."""
         if self.cuda is not None:
-            return Functor(self.cuda.functor, f'#include "{self.cuda.header}"')
+            constants = {
+                "num_slots": len(self.slots),
+                "num_row_slots": len(self.row_slots),
+                "num_sums": len(self.sums),
+            }
+            name, has_sums = self.cuda.functor, bool(self.sums)
+            return emit_staged(
+                self.name, name, constants, (), self.degrees, {}, (), has_own_sums=has_sums
+            )
         counts = {"num_slots": len(self.slots)}
         counts |= {"num_row_slots": len(self.row_slots)} if self.row_slots else {}
         counts |= {"num_sums": len(self.sums)} if self.sums else {}
@@ -123,14 +135,14 @@ class UpdateRule:
             TypeError: it is not arithmetic on elements, or it returns something.
             ValueError: it writes values to a slot of rows that differ within a row.
         """
-        return {real.name: self._traced(real) for real in _REALS}
+        return {real.name: self._traced(real) for real in REALS}
 
     @computed_once
     def programs_of_terms(self) -> Mapping[str, Program]:
         """What the rule sums, likewise; empty if it sums nothing."""
         if not self.sums:
             return {}
-        return {real.name: self._trace(partial(self._call, self.terms), real) for real in _REALS}
+        return {real.name: self._trace(partial(self._call, self.terms), real) for real in REALS}
 
     def _traced(self, real: np.dtype[Any]) -> Program:
         def step(given: Mapping[str, Any]) -> None:
@@ -174,7 +186,8 @@ class UpdateRule:
     @property
     def definitions(self) -> tuple[str, ...]:
         """C++ that defines the functor, piece by piece."""
-        return (self.own_functor.definition,)
+        own = () if self.cuda is None else (f'#include "{self.cuda.header}"\n{self._checks}',)
+        return (*own, self.own_functor.definition)
 
     @property
     def include_folders(self) -> tuple[Traversable, ...]:
@@ -204,49 +217,26 @@ class UpdateRule:
         return grad
 
     @property
-    def assertions(self) -> list[str]:
-        """C++ that compiles if the functor has as many slots of rows, and sums, as this rule.
-
-        And if the sums' degrees are the same. It needs `shared/counts.cuh`. There is a line for
-        each other number that can be: so a message has both.
-        """
-        functor = self.functor
-        lines = []
-        for what, constant, names, most in (
-            ("slots of rows", "num_row_slots", self.row_slots, len(self.slots)),
-            ("sums", "num_sums", self.sums, len(self.scalars)),
-        ):
-            listed = f" ({', '.join(names)})" if names else ""
-            found = f"gpuopt::{constant}<{functor}>"
-            in_python = f"the number of {what} of {self.name} is {len(names)} in Python{listed}"
-            lines += [
-                f'static_assert({found} != {other}, "{in_python}, and {other} in {functor} '
-                f'({constant})");'
-                for other in range(most + 1)
-                if other != len(names)
-            ]
-            lines.append(
-                f'static_assert({found} >= 0 && {found} <= {most}, "{in_python}, and above {most} '
-                f'in {functor} ({constant})");'
-            )
-        for place, degree in enumerate(self.degrees):
-            what = f"the degree of {self.sums[place]} of {self.name} is {degree} in Python"
-            lines.append(
-                f"static_assert(gpuopt::degree_of<{functor}>({place}) == {degree}, "
-                f'"{what}, and another in {functor} (degree)");'
-            )
-        return lines
+    def include(self) -> str:
+        """C++ that defines the functor."""
+        return "\n".join(self.definitions) + "\n"
 
     @property
-    def include(self) -> str:
-        """C++ that defines the functor, and compiles only if its slots and scalars fit."""
+    def _checks(self) -> str:
+        """C++ that compiles only if the user's own functor has the slots and scalars of this rule.
+
+        And as many slots of rows and sums, of the same degrees. There is a line for each other
+        number that can be: so a message has both.
+        """
+        assert self.cuda is not None
+        functor, checks = self.cuda.functor, []
         slots, scalars = ", ".join(self.slots), ", ".join(self.scalars)
         as_many = f"not as many as the {{}} of {self.name} in Python"
-        checks = [
-            (f"{self.functor}::num_slots == {len(self.slots)}", as_many.format(f"slots ({slots})"))
-        ]
+        checks.append(
+            (f"{functor}::num_slots == {len(self.slots)}", as_many.format(f"slots ({slots})"))
+        )
         for real in ("float", "double"):
-            struct = f"{self.functor}::Scalars<{real}>"
+            struct = f"{functor}::Scalars<{real}>"
             checks.append(
                 (
                     f"sizeof({struct}) / sizeof({real}) == {len(self.scalars)}",
@@ -260,9 +250,34 @@ class UpdateRule:
                 )
                 for place, name in enumerate(self.fields)
             ]
-        lines = ['#include "shared/counts.cuh"', *self.definitions]
-        lines += [f'static_assert({check}, "{what}");' for check, what in checks]
-        return "\n".join([*lines, *self.assertions]) + "\n"
+        for what, constant, names, most in (
+            ("slots of rows", "num_row_slots", self.row_slots, len(self.slots)),
+            ("sums", "num_sums", self.sums, len(self.scalars)),
+        ):
+            listed = f" ({', '.join(names)})" if names else ""
+            found = f"gpuopt::{constant}<{functor}>"
+            in_python = f"the number of {what} of {self.name} is {len(names)} in Python{listed}"
+            checks += [
+                (f"{found} != {other}", f"{in_python}, and {other} in {functor} ({constant})")
+                for other in range(most + 1)
+                if other != len(names)
+            ]
+            checks.append(
+                (
+                    f"{found} >= 0 && {found} <= {most}",
+                    f"{in_python}, and above {most} in {functor} ({constant})",
+                )
+            )
+        for place, degree in enumerate(self.degrees):
+            checks.append(
+                (
+                    f"gpuopt::degree_of<{functor}>({place}) == {degree}",
+                    f"the degree of {self.sums[place]} of {self.name} is {degree} in Python, and "
+                    f"another in {functor} (degree)",
+                )
+            )
+        lines = [f'static_assert({check}, "{what}");' for check, what in checks]
+        return "\n".join(['#include "shared/counts.cuh"', *lines])
 
 
 @overload

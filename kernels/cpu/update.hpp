@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "../shared/element.cuh"
-#include "../shared/gradient.cuh"
 #include "../shared/row_order.cuh"
 #include "../shared/row_wise.cuh"
+#include "../shared/rule.cuh"
 
 // Each iteration has an element of its own, so that several may run in one instruction.
 #if defined(__clang__)
@@ -64,7 +64,7 @@ inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long 
   Real slot[slot_capacity<Rule>];
   for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][at];
   Rule::apply(value, grad, slot, scalars);
-  if constexpr (!is_rounded<Rule>) follow_variable<Rule>(Kept::of(value), slot, scalars);
+  if constexpr (!Rule::is_rounded) Rule::follow(Kept::of(value), slot, scalars);
   var[at] = value;
   for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][at] = slot[k];
 }
@@ -72,7 +72,7 @@ inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long 
 // Returns the square of the gradient that a rule computes with.
 template <class Rule, class Real>
 inline Real squared(Real grad, const typename Rule::template Scalars<Real>& scalars) {
-  const Real seen = gradient_of<Rule>(grad, scalars);
+  const Real seen = Rule::gradient(grad, scalars);
   return seen * seen;
 }
 
@@ -193,7 +193,7 @@ void update_chunk(const Chunk<Rule, Real>& chunk, typename Rule::template Scalar
   Real* const var = chunk.written[0];
   const Slots<Rule, Real> slots = slots_at<Rule>(chunk.written, 0);
   const Real* const grad = chunk.grad;
-  if constexpr (num_row_slots<Rule> > 0) {
+  if constexpr (Rule::num_row_slots > 0) {
     update_chunk_of_rows(chunk, scalars);
   } else if (grad != nullptr) {
     GPUOPT_INDEPENDENT
@@ -354,13 +354,13 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
     if (row + rows_ahead < last) {
       const long long next = row + rows_ahead;
       prefetch(values + positions[begins[next]] * width, width);
-      for (int k = 0; k <= Rule::num_slots - num_row_slots<Rule>; ++k)
+      for (int k = 0; k <= Rule::num_slots - Rule::num_row_slots; ++k)
         prefetch(written[k] + rows[next] * width, width);
       table.prefetch(rows[next]);
     }
     const RowValues<Real> mine = {width,       values,          positions,
                                   begins[row], begins[row + 1], firsts[row]};
-    if constexpr (num_row_slots<Rule> > 0) {
+    if constexpr (Rule::num_row_slots > 0) {
       Real sum[tile_width];
       long long summed = -1;
       const auto gradient_at = [&](long long left, long long tile) -> const Real* {

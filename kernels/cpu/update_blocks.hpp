@@ -15,7 +15,7 @@ struct CodedChunk {
   float* var;
   const float* grad;
   void* slots[Rule::num_slots];  // codes; the first may be an average, of floats
-  float* scales[Rule::num_slots - first_own<Rule>];
+  float* scales[Rule::num_slots - Rule::num_averages];
   std::intptr_t num_blocks;
   std::intptr_t length;
   std::intptr_t distance;         // in elements
@@ -59,7 +59,7 @@ __attribute__((always_inline)) inline void decode_slots(const CodedChunk<Rule>& 
                                                         long long length,
                                                         float (*slots)[block_codes]) {
   if constexpr (k < Rule::num_slots) {
-    constexpr int number = k - first_own<Rule>;
+    constexpr int number = k - Rule::num_averages;
     constexpr int coding = coding_of(codings, number);
     const unsigned char* const codes =
         static_cast<const unsigned char*>(chunk.slots[k]) + block * chunk.distance;
@@ -77,7 +77,7 @@ __attribute__((always_inline)) inline void encode_slots(const CodedChunk<Rule>& 
                                                         long long length,
                                                         const float (*slots)[block_codes]) {
   if constexpr (k < Rule::num_slots) {
-    constexpr int number = k - first_own<Rule>;
+    constexpr int number = k - Rule::num_averages;
     constexpr int coding = coding_of(codings, number);
     unsigned char* const codes =
         static_cast<unsigned char*>(chunk.slots[k]) + block * chunk.distance;
@@ -92,24 +92,24 @@ template <int codings, class Rule>
 __attribute__((always_inline)) inline void update_coded_chunk(
     const CodedChunk<Rule>& chunk, long long length, typename Rule::template Scalars<float> scalars,
     const SlotTables* tables) {
-  constexpr int first = first_own<Rule>;
+  constexpr int first = Rule::num_averages;
   float slots[slot_capacity<Rule>][block_codes];
   for (long long block = 0; block < chunk.num_blocks; ++block) {
     decode_slots<codings, first>(chunk, tables, block, length, slots);
     float* const var = chunk.var + block * chunk.distance;
     const float* const grad = chunk.grad + block * chunk.distance;
     float* average = nullptr;
-    if constexpr (is_averaged<Rule>)
+    if constexpr (Rule::num_averages > 0)
       average = static_cast<float*>(chunk.slots[0]) + block * chunk.distance;
     GPUOPT_INDEPENDENT
     for (long long i = 0; i < length; ++i) {
       float value = var[i];
       float slot[slot_capacity<Rule>];
       for (int k = first; k < Rule::num_slots; ++k) slot[k] = slots[k][i];
-      if constexpr (is_averaged<Rule>) slot[0] = average[i];
+      if constexpr (Rule::num_averages > 0) slot[0] = average[i];
       Rule::apply(value, grad[i], slot, scalars);
-      follow_variable<Rule>(value, slot, scalars);
-      if constexpr (is_averaged<Rule>) average[i] = slot[0];
+      Rule::follow(value, slot, scalars);
+      if constexpr (Rule::num_averages > 0) average[i] = slot[0];
       var[i] = value;
       // The slots of an element begin anew where one has no code.
       bool all_finite = true;

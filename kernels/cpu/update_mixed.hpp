@@ -173,7 +173,7 @@ struct MixedUpdate {
     GPUOPT_INDEPENDENT
     for (long long i = 0; i < size; ++i)
       update_element<Rule, VariableTile<Var, Beside>>(var, slots, i, grad[i], scalars);
-    if constexpr (is_rounded<Rule>) round(var, slots, chunk.first + at, size, scalars);
+    if constexpr (Rule::is_rounded) round(var, slots, chunk.first + at, size, scalars);
     variable.write(chunk.written, beside, at, size);
     (std::get<k>(tiles).write(static_cast<Slot*>(chunk.written[1 + k]) + at, size), ...);
   }
@@ -191,7 +191,7 @@ struct MixedUpdate {
       float slot[slot_capacity<Rule>];
       for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][i];
       numbering.template round<is_var_rounded>(static_cast<int>(i), scalars, value, slot);
-      follow_variable<Rule>(VariableTile<Var, Beside>::of(value), slot, scalars);
+      Rule::follow(VariableTile<Var, Beside>::of(value), slot, scalars);
       if (is_var_rounded) var[i] = value;
       for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][i] = slot[k];
     }

@@ -1,6 +1,6 @@
 // Chunks of variables that are updated together, and the scalars of the groups they belong to.
 #pragma once
-#include "gradient.cuh"
+#include "rule.cuh"
 #include "update.cuh"
 
 namespace gpuopt {
@@ -35,7 +35,7 @@ template <class Rule, class Storage>
 __device__ __forceinline__ Scalars<Rule, Storage> scalars_of_group(
     unsigned int variable, const long long* groups, const FewScalars<Rule, Storage>& few_scalars,
     const Scalars<Rule, Storage>* many_scalars) {
-  if constexpr (is_clipped<Rule>) {
+  if constexpr (Rule::is_clipped) {
     return with_factor<Rule, Storage>(
         given_scalars<Rule, Storage>(variable, groups, few_scalars, many_scalars), few_scalars);
   } else {

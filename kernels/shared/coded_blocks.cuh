@@ -37,7 +37,7 @@ __device__ __forceinline__ const SlotTables* shared_tables(const unsigned int* _
 
 // How many arrays an update writes: a variable, an average if there is one, codes and scales.
 template <class Rule>
-constexpr int num_coded_arrays = 1 + 2 * Rule::num_slots - first_own<Rule>;
+constexpr int num_coded_arrays = 1 + 2 * Rule::num_slots - Rule::num_averages;
 
 // A variable, its average if the rule moves one, the codes of its slots, and their scales.
 template <class Rule, class Storage>
@@ -50,9 +50,9 @@ struct CodedTarget {
   // `arrays` holds the variable's address, that of the average, those of all codes, and then those
   // of all scales.
   __device__ __forceinline__ explicit CodedTarget(const long long* arrays) {
-    constexpr int first = first_own<Rule>;
+    constexpr int first = Rule::num_averages;
     var = reinterpret_cast<StoredVar<Storage>*>(arrays[0]);
-    if constexpr (is_averaged<Rule>) average = reinterpret_cast<float*>(arrays[1]);
+    if constexpr (Rule::num_averages > 0) average = reinterpret_cast<float*>(arrays[1]);
 #pragma unroll
     for (int k = first; k < Rule::num_slots; ++k) {
       codes.of[k] = reinterpret_cast<unsigned char*>(arrays[1 + k]);
@@ -64,9 +64,9 @@ struct CodedTarget {
   // number is a multiple of lane_codes.
   __device__ __forceinline__ bool has_packs() const {
     bool aligned = is_pack_aligned(var);
-    if constexpr (is_averaged<Rule>) aligned &= is_pack_aligned(average);
+    if constexpr (Rule::num_averages > 0) aligned &= is_pack_aligned(average);
 #pragma unroll
-    for (int k = first_own<Rule>; k < Rule::num_slots; ++k) {
+    for (int k = Rule::num_averages; k < Rule::num_slots; ++k) {
       aligned &= reinterpret_cast<unsigned long long>(codes.of[k]) % lane_codes == 0;
     }
     return aligned;
@@ -183,7 +183,7 @@ struct CodedState {
   static_assert(sizeof(Compute<Storage>) == sizeof(float), "codes stand for float");
 
   StoredVar<Storage> var[lane_codes];
-  float average[is_averaged<Rule> ? lane_codes : 1];
+  float average[Rule::num_averages > 0 ? lane_codes : 1];
   unsigned char codes[slot_capacity<Rule>][lane_codes];  // as they were loaded
   float scales[slot_capacity<Rule>];
   float slots[slot_capacity<Rule>][lane_codes];  // once they are updated
@@ -191,17 +191,17 @@ struct CodedState {
   __device__ __forceinline__ CodedState(const CodedTarget<Rule, Storage>& target, bool is_packed,
                                         const LanePart& part, const Lanes& lanes) {
     load_lane<Caching::normal>(target.var + part.begin, part.count, is_packed, var);
-    if constexpr (is_averaged<Rule>) {
+    if constexpr (Rule::num_averages > 0) {
       load_lane<Caching::evict_first>(target.average + part.begin, part.count, is_packed, average);
     }
 #pragma unroll
-    for (int k = first_own<Rule>; k < Rule::num_slots; ++k) {
+    for (int k = Rule::num_averages; k < Rule::num_slots; ++k) {
       load_lane<Caching::evict_first>(target.codes.of[k] + part.begin, part.count, is_packed,
                                       codes[k]);
       scales[k] = lanes.lane == 0 ? __ldcs(target.scales.of[k] + part.block) : 0;
     }
 #pragma unroll
-    for (int k = first_own<Rule>; k < Rule::num_slots; ++k) {
+    for (int k = Rule::num_averages; k < Rule::num_slots; ++k) {
       scales[k] = __shfl_sync(mask_of(lanes), scales[k], 0, lanes.num_lanes);
     }
   }
@@ -210,8 +210,8 @@ struct CodedState {
   __device__ __forceinline__ void decode_element(const SlotTables* tables, int i,
                                                  float (&slot)[slot_capacity<Rule>]) const {
 #pragma unroll
-    for (int k = first_own<Rule>; k < Rule::num_slots; ++k) {
-      const int coding = coding_of(codings, k - first_own<Rule>);
+    for (int k = Rule::num_averages; k < Rule::num_slots; ++k) {
+      const int coding = coding_of(codings, k - Rule::num_averages);
       slot[k] = decode(coding, tables[map_of(coding)], codes[k][i], scales[k]);
     }
   }
@@ -224,17 +224,18 @@ struct CodedState {
       float value = static_cast<float>(var[i]);
       float slot[slot_capacity<Rule>];
       decode_element(tables, i, slot);
-      if constexpr (is_averaged<Rule>) slot[0] = average[i];
+      if constexpr (Rule::num_averages > 0) slot[0] = average[i];
       Rule::apply(value, gradient[i], slot, scalars);
       var[i] = StoredVar<Storage>(value);
-      follow_variable<Rule>(static_cast<float>(var[i]), slot, scalars);
-      if constexpr (is_averaged<Rule>) average[i] = slot[0];
+      Rule::follow(static_cast<float>(var[i]), slot, scalars);
+      if constexpr (Rule::num_averages > 0) average[i] = slot[0];
       // The slots of an element begin anew where one has no code.
       bool has_codes = i < count;
 #pragma unroll
-      for (int k = first_own<Rule>; k < Rule::num_slots; ++k) has_codes &= is_finite(slot[k]);
+      for (int k = Rule::num_averages; k < Rule::num_slots; ++k) has_codes &= is_finite(slot[k]);
 #pragma unroll
-      for (int k = first_own<Rule>; k < Rule::num_slots; ++k) slots[k][i] = has_codes ? slot[k] : 0;
+      for (int k = Rule::num_averages; k < Rule::num_slots; ++k)
+        slots[k][i] = has_codes ? slot[k] : 0;
     }
   }
 
@@ -260,12 +261,12 @@ struct CodedState {
                                            const SlotTables* tables, const LanePart& part,
                                            const Lanes& lanes) const {
     store_lane<Caching::normal>(target.var + part.begin, part.count, is_packed, var);
-    if constexpr (is_averaged<Rule>) {
+    if constexpr (Rule::num_averages > 0) {
       store_lane<Caching::evict_first>(target.average + part.begin, part.count, is_packed, average);
     }
 #pragma unroll
-    for (int k = first_own<Rule>; k < Rule::num_slots; ++k) {
-      const int coding = coding_of(codings, k - first_own<Rule>);
+    for (int k = Rule::num_averages; k < Rule::num_slots; ++k) {
+      const int coding = coding_of(codings, k - Rule::num_averages);
       unsigned char encoded[lane_codes];
       const float scale = encode_lane(coding, tables[map_of(coding)], slots[k], lanes, encoded);
       store_lane<Caching::evict_first>(target.codes.of[k] + part.begin, part.count, is_packed,

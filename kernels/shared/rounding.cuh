@@ -6,8 +6,8 @@
 #endif
 
 #include "element.cuh"
-#include "gradient.cuh"
 #include "random_bits.cuh"
+#include "rule.cuh"
 
 namespace gpuopt {
 
@@ -28,7 +28,7 @@ GPUOPT_INLINE void round_by(float& value, unsigned int random) {
 }
 
 // The number, in their variable, of the first of some elements: where it is needed.
-template <class Rule, bool = is_rounded<Rule>>
+template <class Rule, bool = Rule::is_rounded>
 struct Numbering {
   GPUOPT_INLINE void count_from(long long) {}
 
@@ -46,7 +46,7 @@ struct Numbering<Rule, true> {
   // variable may be left as it is; an average, which is before the slots, is.
   template <bool is_var_rounded, class Scalars>
   GPUOPT_INLINE void round(int i, const Scalars& s, float& var, float* slot) const {
-    constexpr int num_slots = Rule::num_slots - first_own<Rule>;
+    constexpr int num_slots = Rule::num_slots - Rule::num_averages;
     constexpr int words = (num_slots + 4) / 4;
     const unsigned long long key = word(s.rounding_key_0, 0) | word(s.rounding_key_1, 16) |
                                    word(s.rounding_key_2, 32) | word(s.rounding_key_3, 48);
@@ -57,7 +57,7 @@ struct Numbering<Rule, true> {
 #pragma unroll
     for (int k = 1; k <= num_slots; ++k) {
       if (k % 4 == 0) random = mix(state + k / 4 * golden);
-      round_by(slot[first_own<Rule> + k - 1],
+      round_by(slot[Rule::num_averages + k - 1],
                static_cast<unsigned int>(random >> k % 4 * 16) & 0xffffu);
     }
   }

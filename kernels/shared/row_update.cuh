@@ -1,8 +1,8 @@
 // An update of one row by a row-wise rule, by the lanes that share the row.
 #pragma once
-#include "gradient.cuh"
 #include "lanes.cuh"
 #include "row_wise.cuh"
+#include "rule.cuh"
 #include "update.cuh"
 
 namespace gpuopt {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void update_row_by(const Target<OfRow<Rule>, Storage>
     gradient_at(column, gradient);
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-      const Real seen = gradient_of<Rule>(gradient[k], scalars);
+      const Real seen = Rule::gradient(gradient[k], scalars);
       squares += seen * seen;
     }
   }

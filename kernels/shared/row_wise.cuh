@@ -1,16 +1,16 @@
 // Rules with slots of rows: one number for each row, and the mean of the row's squared gradients
 // among the scalars. Compiles as CUDA and as plain C++17, as rules do.
 #pragma once
-#include "counts.cuh"
 #include "element.cuh"
-#include "gradient.cuh"
+#include "rule.cuh"
 
 namespace gpuopt {
 
 // A row-wise rule within one row: a rule of elements, for which the row's numbers are scalars.
 template <class Rule>
-struct OfRow {
+struct OfRow : RuleDefaults {
   static constexpr int num_slots = Rule::num_slots - Rule::num_row_slots;
+  static constexpr int num_averages = Rule::num_averages;
 
   template <class Real>
   struct Scalars : Rule::template Scalars<Real> {
@@ -41,8 +41,5 @@ struct OfRow {
     for (int k = 0; k < Rule::num_row_slots; ++k) s.row_slot[k] = every[num_slots + k];
   }
 };
-
-template <class Rule>
-constexpr bool is_averaged<OfRow<Rule>> = is_averaged<Rule>;
 
 }  // namespace gpuopt

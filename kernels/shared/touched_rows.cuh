@@ -36,7 +36,7 @@ struct ScalarsOfGroups {
   }
 
   __device__ __forceinline__ Scalars<Rule, Storage> operator()(long long table) const {
-    if constexpr (is_clipped<Rule>) {
+    if constexpr (Rule::is_clipped) {
       return with_factor<Rule, Storage>(given(table), few_scalars);
     } else {
       return given(table);
@@ -106,9 +106,9 @@ __device__ __forceinline__ void update_rows(
     Target<Rule, Storage> target =
         num_tables == 1 ? Target<Rule, Storage>(only_arrays.of)
                         : Target<Rule, Storage>(arrays + table * num_arrays<Rule, Storage>);
-    if constexpr (is_rounded<Rule>) target.count_from(-tables.first_key_of(table) * row_width);
+    if constexpr (Rule::is_rounded) target.count_from(-tables.first_key_of(table) * row_width);
     const auto missed = behind.row(table, row);
-    if constexpr (num_row_slots<Rule> > 0) {
+    if constexpr (Rule::num_row_slots > 0) {
       const auto gradient_at = [&](long long column, auto& sum) {
         sum_run(grad, rows, all, begin, column, sum);
       };

@@ -1,7 +1,7 @@
 // One variable's arrays, and an update of one element, or of a pack of them.
 #pragma once
-#include "gradient.cuh"
 #include "rounding.cuh"
+#include "rule.cuh"
 #include "split.cuh"
 #include "storage.cuh"
 
@@ -15,10 +15,10 @@ using Scalars = typename Rule::template Scalars<Compute<Storage>>;
 template <class Rule, class Storage>
 constexpr int few_groups =
     (2048 / sizeof(Scalars<Rule, Storage>) < 64 ? 2048 / sizeof(Scalars<Rule, Storage>) : 64) /
-    (1 + is_clipped<Rule>)*(1 + is_clipped<Rule>);
+    (1 + Rule::is_clipped) * (1 + Rule::is_clipped);
 
 // The address of what clipped gradients are multiplied by, from `ClipResult` of clip.cu on.
-template <class Rule, bool = is_clipped<Rule>>
+template <class Rule, bool = Rule::is_clipped>
 struct FactorsOf {};
 template <class Rule>
 struct FactorsOf<Rule, true> {
@@ -28,7 +28,7 @@ struct FactorsOf<Rule, true> {
 // How many steps a scaled rule's optimizer has made. The device may have made less than the host
 // takes for made: so there are the scalars of all groups for the host's count, and then those for
 // one less, and so on.
-template <class Rule, bool = is_scaled<Rule>>
+template <class Rule, bool = Rule::is_scaled>
 struct CountOf {
   __device__ __forceinline__ static long long first_group() { return 0; }
 };
@@ -118,7 +118,7 @@ struct Beside<Alone> {
 // Whether a rule's first slot is an average of another type than its slots.
 template <class Rule, class Storage>
 constexpr bool has_average_apart =
-    is_averaged<Rule> && !are_same<Compute<Storage>, StoredSlot<Storage>>;
+    (Rule::num_averages > 0) && !are_same<Compute<Storage>, StoredSlot<Storage>>;
 
 // The number of the first slot that has the slots' type.
 template <class Rule, class Storage>
@@ -327,7 +327,7 @@ struct Weights<Storage, count, Split> {
 // computed, so that one wait is for all loads.
 template <class Rule, class Storage, int count>
 struct State : Numbering<Rule> {
-  static_assert(!is_rounded<Rule> || sizeof(StoredSlot<Storage>) == 2, "to bfloat16");
+  static_assert(!Rule::is_rounded || sizeof(StoredSlot<Storage>) == 2, "to bfloat16");
   using Real = Compute<Storage>;
 
   Weights<Storage, count> weights;
@@ -349,8 +349,8 @@ struct State : Numbering<Rule> {
     change([&](int i, Real& value, Real* slot) {
       Rule::apply(value, gradient[i], slot, scalars);
       this->template round<drops_bits_of_var<Storage>>(i, scalars, value, slot);
-      constexpr bool is_cut = drops_bits_of_var<Storage> && !is_rounded<Rule>;
-      follow_variable<Rule>(is_cut ? Real(StoredVar<Storage>(value)) : value, slot, scalars);
+      constexpr bool is_cut = drops_bits_of_var<Storage> && !Rule::is_rounded;
+      Rule::follow(is_cut ? Real(StoredVar<Storage>(value)) : value, slot, scalars);
     });
   }
 

@@ -30,7 +30,7 @@ from row_sums import sums_of_rows
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.optimizers.base import AllDigitsOptimizer
-from gpuopt.rules.derived import DerivedRule
+from gpuopt.rules.staged import StagedRule
 
 
 def eps(dtype: Any) -> float:
@@ -57,8 +57,8 @@ def test_every_optimizer_is_complete() -> None:
         assert own[0].__doc__, f"{own[0].__name__} has no docstring"
         assert hasattr(textbook, name), f"tests/support/textbook.py has no {name}"
     for rule in update_rules():
-        if isinstance(rule, DerivedRule):
-            assert rule.base in update_rules()
+        if isinstance(rule, StagedRule):
+            assert rule.rule in update_rules()
     assert set(ARGUMENTS) <= set(optimizer_classes())
 
 

@@ -20,12 +20,12 @@ from gpuopt.rules.accumulation import add_to_sum, begin_sum
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.cautious import cautious
 from gpuopt.rules.clipped import clipped
-from gpuopt.rules.derived import DerivedRule
 from gpuopt.rules.gradient_descent import gradient_descent
 from gpuopt.rules.moving_average import moving_average
 from gpuopt.rules.rounded import rounded
-from gpuopt.rules.scaled import ScaledRule, scaled
+from gpuopt.rules.scaled import scaled
 from gpuopt.rules.slot_codes import slot_codes
+from gpuopt.rules.staged import StagedRule
 from gpuopt.rules.update_rule import UpdateRule
 
 IS_FULL = bool(os.environ.get("GPUOPT_ALL_KERNELS"))
@@ -64,7 +64,7 @@ def rules_to_compile() -> list[UpdateRule]:
         return rules
     # A rule with decay is its base and one more scalar.
     by_slots = sorted(
-        (rule for rule in rules if not isinstance(rule, DerivedRule) and not rule.sums),
+        (rule for rule in rules if not isinstance(rule, StagedRule) and not rule.sums),
         key=lambda rule: len(rule.slots),
     )
     most_scalars = max(by_slots, key=lambda rule: len(rule.scalars))
@@ -206,7 +206,7 @@ def kernels_of_codes() -> list[Kernel]:
             listed.append(kernels.coded_update(rule, codings, storage))
             listed += [kernels.update_coded_rows(rule, codings, storage, key) for key in KEYS]
             if rule is not clipped(of_two):
-                is_scaled = isinstance(rule, ScaledRule)
+                is_scaled = rule.is_scaled
                 listed.append(kernels.update_other_coded_rows(rule, codings, storage, is_scaled))
     sums = cautious(by_name["adam"])
     of_squares = slot_codes(by_name["adam"], "bitsandbytes").codings
@@ -271,12 +271,12 @@ def kernels_with_averages_of_several_types() -> list[Kernel]:
             )
         ),
         *(
-            kernels.coded_update(rule, slot_codes(rule.base, "root").codings, storage)
+            kernels.coded_update(rule, slot_codes(rule.rule, "root").codings, storage)
             for rule in (momentum, adam)
             for storage in CODED_STORAGES
         ),
         *(
-            kernels.coded_update(scaled(adam), slot_codes(adam.base, "root").codings, storage)
+            kernels.coded_update(scaled(adam), slot_codes(adam.rule, "root").codings, storage)
             for storage in CODED_STORAGES
         ),
         *(

@@ -31,7 +31,7 @@ ParameterGroup: has is_empty lost with_changes
 ExponentialMovingAverage: averages_of_variables decay_now follows forget move
   start version
 Schedule: arguments constants formula then
-UpdateRule: assertions computed eight_bit definitions fields functor gradient include
+UpdateRule: computed eight_bit definitions fields functor gradient include
   include_folders is_emitted is_rounded own own_functor programs
   programs_of_terms slot_shape
 Unnamed: check cpp_type

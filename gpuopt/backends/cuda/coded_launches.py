@@ -15,7 +15,6 @@ from gpuopt.backends.cuda.sorted_tables import Table
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches
 from gpuopt.backends.cuda.structs import Arrays
 from gpuopt.backends.cuda.workspace import Workspace
-from gpuopt.rules.scaled import ScaledRule
 from gpuopt.rules.slot_codes import BLOCK, packed_tables
 
 
@@ -59,7 +58,7 @@ class CodedLaunches(SparseLaunches):
         rule = self._rule_of_others
         return self._launcher.bind(
             kernels.update_other_coded_rows(
-                rule, self._kind.codings, self._storage, isinstance(rule, ScaledRule)
+                rule, self._kind.codings, self._storage, rule.is_scaled
             ),
             self._thread_blocks(table.height),
             ROW_THREADS,

@@ -31,7 +31,6 @@ from gpuopt.backends.cuda.summed_launch import SummedLaunch
 from gpuopt.backends.cuda.watched import Watched
 from gpuopt.backends.unowned import array_at
 from gpuopt.computed_once import computed_once
-from gpuopt.rules.clipped import ClippedRule
 from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -289,7 +288,7 @@ class DensePlan:
 
     def _has_groups(self, rule: UpdateRule) -> bool:
         """Whether a rule's launch is for groups, if only one: some have no other form."""
-        return self._groups is not None or bool(rule.computed) or isinstance(rule, ClippedRule)
+        return self._groups is not None or bool(rule.computed) or rule.is_clipped
 
     def _bind(
         self, rule: UpdateRule, storage: Storage, scalars: dict[str, Any], refused: Any

@@ -81,8 +81,8 @@ class Kernel:
     @property
     def definitions(self) -> list[str]:
         """C++ that a translation unit needs before the function's own file, piece by piece."""
-        shared = ['#include "shared/declared.cuh"', '#include "shared/counts.cuh"']
-        return [*shared, *(each for rule in self.rules for each in rule.definitions)]
+        shared = '#include "shared/declared.cuh"'
+        return [shared, *(each for rule in self.rules for each in rule.definitions)]
 
     @property
     def include_folders(self) -> tuple[Traversable, ...]:
@@ -113,7 +113,7 @@ class Kernel:
                 lines += _layout(pointed)
         for name, value in self.constants.items():
             lines.append(_assertion(f"{name} == {value}", f"{name} as {value}"))
-        return [*lines, *(line for rule in self.rules for line in rule.assertions)]
+        return lines
 
     @property
     def pieces(self) -> list[str]:

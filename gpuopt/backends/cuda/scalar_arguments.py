@@ -14,7 +14,6 @@ from gpuopt.backends.cuda.mixed import Storage, real_of
 from gpuopt.backends.cuda.structs import ClippedScalars, FewScalars, ScaledScalars
 from gpuopt.backends.cuda.workspace import Constants
 from gpuopt.backends.loss_scaling import Decided
-from gpuopt.rules.clipped import ClippedRule
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -63,6 +62,6 @@ class ScalarArguments:
             return ScaledScalars(
                 address(factors.factors), address(num_made), factors.host_count, num_groups, rows
             )
-        if not isinstance(self._rule, ClippedRule):
+        if not self._rule.is_clipped:
             return FewScalars(rows)
         return ClippedScalars(0 if factors is None else address(factors), rows)

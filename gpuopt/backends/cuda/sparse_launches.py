@@ -29,8 +29,7 @@ from gpuopt.backends.cuda.structs import Arrays, SortedRows
 from gpuopt.backends.cuda.workspace import Constants, Workspace
 from gpuopt.backends.loss_scaling import Decided
 from gpuopt.backends.row_order import ROWS_PER_WORD
-from gpuopt.rules.clipped import ClippedRule
-from gpuopt.rules.scaled import ScaledRule, scaled
+from gpuopt.rules.scaled import scaled
 from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -72,7 +71,7 @@ def kind_of(
     missed = None if count is None else count.rule
     has_groups = (
         len({table.group for table in tables}) > 1
-        or isinstance(rule, ClippedRule)
+        or rule.is_clipped
         or (missed is not None and len(tables) > 1)
         or bool(codings)
     )
@@ -106,7 +105,7 @@ class SparseLaunches:
         self._update = LaunchSequence()
         self._others: list[Launch] = []
         if kind.other_rows is not None:
-            is_scaled = isinstance(kind.rule, ScaledRule)
+            is_scaled = kind.rule.is_scaled
             self._rule_of_others = scaled(kind.other_rows) if is_scaled else kind.other_rows
             self._scalars_of_others = ScalarArguments(
                 launcher, self._rule_of_others, self._storage, is_scaled
@@ -250,7 +249,7 @@ class SparseLaunches:
         self, tables: Sequence[Table], scalars: Sequence[Scalars], factors: Any
     ) -> list[dict[str, Any]]:
         """Returns the arguments for the scalars of each table's rows without a gradient."""
-        if not isinstance(self._rule_of_others, ScaledRule):
+        if not self._rule_of_others.is_scaled:
             return [self._scalars_of_others.of([scalars[table.group]]) for table in tables]
         of_tables = self._scalars_of_others.of(_of_tables(tables, scalars, factors), factors)
         return [{**of_tables, "table": number} for number in range(len(tables))]
@@ -263,7 +262,7 @@ class SparseLaunches:
         packs = size // (PACK_BYTES // element_bytes(self._storage))
         return self._launcher.bind(
             kernels.update_other_rows(
-                self._rule_of_others, self._storage, isinstance(self._rule_of_others, ScaledRule)
+                self._rule_of_others, self._storage, self._rule_of_others.is_scaled
             ),
             self._tables.blocks(packs, 1),
             ROW_THREADS,

@@ -9,7 +9,6 @@ from gpuopt.backends.cuda.kernels.common import INT32, INT64, OF_CODES, REFUSED,
 from gpuopt.backends.cuda.kernels.of_rules import (
     GROUPS,
     coded_variables,
-    constants_of_rule,
     scalars_of_groups,
     scalars_struct,
     variables,
@@ -120,7 +119,7 @@ def _of_dense_update(
         (rule.functor, cpp_storage(storage), *more),
         rule,
         file="dense_update.cu",
-        constants={**_OF_DENSE_UPDATE, **constants_of_rule(rule)},
+        constants=_OF_DENSE_UPDATE,
     )
 
 
@@ -156,5 +155,5 @@ def _of_coded_update(
         (rule.functor, str(packed_codings(codings)), cpp_storage(storage)),
         rule,
         file="coded_update.cu",
-        constants={**_OF_DENSE_UPDATE, **OF_CODES, **constants_of_rule(rule)},
+        constants={**_OF_DENSE_UPDATE, **OF_CODES},
     )

@@ -26,8 +26,6 @@ from gpuopt.backends.cuda.structs import (
     FewScalars,
     ScaledScalars,
 )
-from gpuopt.rules.clipped import ClippedRule
-from gpuopt.rules.scaled import ScaledRule
 from gpuopt.rules.update_rule import UpdateRule
 
 GROUPS = Pointer("int64")
@@ -45,20 +43,15 @@ def scalars_of(rule: UpdateRule, scalars: Scalars) -> tuple[Any, ...]:
 
 def form_of_scalars(rule: UpdateRule) -> type[FewScalars | ClippedScalars | ScaledScalars]:
     """Returns what kernels take for the scalars of several groups."""
-    if isinstance(rule, ScaledRule):
+    if rule.is_scaled:
         return ScaledScalars
-    return ClippedScalars if isinstance(rule, ClippedRule) else FewScalars
+    return ClippedScalars if rule.is_clipped else FewScalars
 
 
 def few_groups(rule: UpdateRule, storage: Storage) -> int:
     """Returns how many groups' scalars are passed by value."""
     few = min(FEW_GROUPS, FEW_GROUPS_BYTES // scalars_struct(rule, storage).size)
-    return few // 2 * 2 if isinstance(rule, ClippedRule) else few
-
-
-def constants_of_rule(rule: UpdateRule) -> dict[str, int]:
-    """The constants in a rule's header that the host relies on."""
-    return {f"{rule.functor}::num_slots": len(rule.slots)}
+    return few // 2 * 2 if rule.is_clipped else few
 
 
 def scalars_struct(rule: UpdateRule, storage: Storage) -> Struct:

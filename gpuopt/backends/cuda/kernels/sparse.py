@@ -20,7 +20,6 @@ from gpuopt.backends.cuda.kernels.common import (
 from gpuopt.backends.cuda.kernels.of_rules import (
     arrays_struct,
     coded_arrays,
-    constants_of_rule,
     scalars_of_groups,
     scalars_struct,
 )
@@ -61,7 +60,7 @@ def sparse_update(rule: UpdateRule, storage: Storage, key: str, has_groups: bool
         (rule.functor, cpp_storage(storage), CPP_TYPES[key]),
         rule,
         file="sparse_update.cu",
-        constants={**OF_SPARSE_UPDATE, **constants_of_rule(rule)},
+        constants=OF_SPARSE_UPDATE,
     )
 
 
@@ -102,7 +101,6 @@ def late_update(
         file="catch_up.cu",
         constants={
             **_OF_CATCH_UP,
-            **constants_of_rule(rule),
             **_of_late_numbers(other_rows, storage),
         },
         other_rows=other_rows,
@@ -146,7 +144,7 @@ def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = Fal
         (rule.functor, cpp_storage(storage)),
         rule,
         file="sparse_update.cu",
-        constants={**OF_SPARSE_UPDATE, **constants_of_rule(rule)},
+        constants=OF_SPARSE_UPDATE,
     )
 
 
@@ -172,7 +170,7 @@ def update_coded_rows(
         (functor, packed, cpp_storage(storage), CPP_TYPES[key]),
         rule,
         file="coded_rows.cu",
-        constants={**OF_TOUCHED_ROWS, **OF_CODES, **constants_of_rule(rule)},
+        constants={**OF_TOUCHED_ROWS, **OF_CODES},
     )
 
 
@@ -196,7 +194,7 @@ def update_other_coded_rows(
         (rule.functor, str(packed_codings(codings)), cpp_storage(storage)),
         rule,
         file="coded_rows.cu",
-        constants={**OF_TOUCHED_ROWS, **OF_CODES, **constants_of_rule(rule)},
+        constants={**OF_TOUCHED_ROWS, **OF_CODES},
     )
 
 
@@ -219,6 +217,5 @@ def _of_late_numbers(other_rows: UpdateRule, storage: Storage) -> dict[str, int]
     functor = other_rows.functor
     numbers = f"gpuopt::LateNumbers<{functor}, {CPP_TYPES[real]}>"
     return {
-        **constants_of_rule(other_rows),
         f"sizeof({numbers})": (2 + len(other_rows.scalars)) * np.dtype(real).itemsize,
     }

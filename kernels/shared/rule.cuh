@@ -1,0 +1,36 @@
+// What the functor of a rule says of itself to the loops around it, unless it says otherwise.
+// Compiles as CUDA and as plain C++17, as rules do.
+#pragma once
+#include "element.cuh"
+
+// Loops rely on the layout of a rule's scalars, and every compiler of ours has it right.
+#if !defined(__CUDACC__)
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+#endif
+
+namespace gpuopt {
+
+struct RuleDefaults {
+  static constexpr int num_row_slots = 0;    // the last slots, with one number for each row
+  static constexpr int num_sums = 0;         // scalars that are sums over the variable
+  static constexpr int num_averages = 0;     // the first slots, which follow the variable
+  static constexpr bool is_clipped = false;  // whether it computes with a clipped gradient
+  static constexpr bool is_rounded = false;  // whether what it writes is rounded at random
+  static constexpr bool is_scaled = false;   // whether scalars depend on the device's own count
+
+  // The degree of a sum in the gradient, if it is over the variable and the gradient alone.
+  GPUOPT_INLINE static constexpr int degree(int) { return -1; }
+
+  // What the rule computes with: for loops that compute something of the gradient themselves.
+  template <class Real, class Scalars>
+  GPUOPT_INLINE static Real gradient(Real grad, const Scalars&) {
+    return grad;
+  }
+
+  // Has averages follow what is stored of the variable. Every loop calls it after `apply`, and
+  // after rounding, with the same slots.
+  template <class Real, class Scalars>
+  GPUOPT_INLINE static void follow(Real, Real*, const Scalars&) {}
+};
+
+}  // namespace gpuopt
