@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import pickle
+import weakref
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 import numpy as np
@@ -96,6 +98,36 @@ def test_any_constructor_of_a_subclass_has_a_signature() -> None:
     assert list(inspect.signature(Untyped).parameters) == ["extra", "rest"]
     assert list(inspect.signature(TypedElsewhere).parameters) == ["extra"]
     assert Untyped(1, name="mine").get_name() == "mine"
+
+
+def test_a_signature_follows_a_constructor_that_is_replaced() -> None:
+    class Base(StepwiseOptimizer):
+        pass
+
+    class Child(Base):
+        pass
+
+    assert inspect.signature(Base).parameters["name"].default == "Base"
+    assert inspect.signature(Child).parameters["name"].default == "Child"
+
+    def replaced(self: Any, extra: Any) -> None:
+        """Stands in for the constructor."""
+
+    Base.__init__ = replaced  # type: ignore[method-assign]
+    assert list(inspect.signature(Child).parameters) == ["extra"]
+    assert inspect.signature(StepwiseOptimizer).parameters["name"].default == "Stepwise"
+
+
+def test_a_class_whose_signature_was_read_can_be_collected() -> None:
+    class Own(gpuopt.AdamOptimizer):
+        def __init__(self) -> None:
+            super().__init__()
+
+    inspect.signature(Own)
+    alive = weakref.ref(Own)
+    del Own
+    gc.collect()
+    assert alive() is None
 
 
 def test_slots_start_at_zero_unless_the_class_says_otherwise() -> None:

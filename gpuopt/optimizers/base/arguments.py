@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypedDict, Unpack, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -146,6 +146,14 @@ class FullSignature:
     """Makes `help` and `inspect.signature` of a class list the arguments behind `**common`."""
 
     def __get__(self, instance: object, owner: type[Optimizer]) -> inspect.Signature:
+        init, signature = vars(owner).get(_SIGNATURE, (None, None))
+        if init is not owner.__init__:
+            # Kept by the class, as what keeps one apart from it would keep it alive.
+            signature = self._make(owner)
+            setattr(owner, _SIGNATURE, (owner.__init__, signature))
+        return cast(inspect.Signature, signature)
+
+    def _make(self, owner: type[Optimizer]) -> inspect.Signature:
         signature = inspect.signature(owner.__init__)
         _, *parameters = signature.parameters.values()
         try:
@@ -164,6 +172,9 @@ class FullSignature:
                 for name, annotation in get_type_hints(common).items()
             ]
         return signature.replace(parameters=parameters)
+
+
+_SIGNATURE = "_full_signature"
 
 
 def _default(name: str, optimizer_class: type[Optimizer]) -> Any:
