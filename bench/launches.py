@@ -163,13 +163,14 @@ def _bytes_moved(kernel: str) -> float:
         return _bytes_measured(names, types)
     # A type for all, or those of the variable, slots, gradient, and what is beside it.
     var, slot, gradient, *beside = types if len(types) > 1 else types * 3
-    slots: float = sum(_SLOTS.get(name, 0) for name in names)
+    words = {word for name in names for word in name.split("_")}  # of a rule and its stages
+    slots: float = sum(_SLOTS.get(word, 0) for word in words)
     slots *= _CODE_BYTES if "coded" in function else slot
     if function.startswith("sum_"):  # a cautious rule's: steps depend on no variable, or average
         return gradient + slots
-    if "Averaged" in names:  # the average of 16 bits is of 32
+    if "averaged" in words:  # the average of 16 bits is of 32
         slots += max(var, 4)
-    is_begun = "BeginSum" in names  # the first of accumulated gradients: no sum is read
+    is_begun = "begin_sum" in names  # the first of accumulated gradients: no sum is read
     is_copy = "Copied" in names  # of the master, and not read
     return gradient + 2 * slots + var * (2 - is_begun) + sum(beside) * (2 - is_copy)
 
