@@ -111,7 +111,8 @@ class StagedRule(UpdateRule):
 
     @computed_once
     def is_emitted(self) -> bool:
-        return self.rule.is_emitted
+        """False: it is emitted stage by stage, and what is traced of the whole is replayed alone."""
+        return False
 
     @computed_once
     def own_functor(self) -> Functor:
