@@ -111,7 +111,7 @@ class StagedRule(UpdateRule):
 
     @computed_once
     def is_emitted(self) -> bool:
-        """False: it is emitted stage by stage, and what is traced of the whole is replayed alone."""
+        """False: stages are emitted one by one; what is traced of the whole is replayed alone."""
         return False
 
     @computed_once
