@@ -167,12 +167,10 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
         stored: The type that the variable is rounded to before stages get it that follow; None if
             it is the one that rules compute in.
     """
-    rule, stages = (base.rule, base.stages) if isinstance(base, StagedRule) else (base, ())
     return _with(
         base,
         stage.name,
-        rule,
-        tuple(sorted((*stages, stage), key=lambda each: each.place)),
+        stage,
         slots=(*stage.slots, *base.slots),
         scalars=(*base.scalars, *stage.scalars),
         sums=stage.sums or base.sums,
@@ -191,13 +189,13 @@ def marked(base: UpdateRule, name: str, scalars: tuple[str, ...] = (), **marks: 
         scalars: What the loops need besides.
         marks: Attributes of `UpdateRule`, as `is_rounded`.
     """
-    rule, stages = (base.rule, base.stages) if isinstance(base, StagedRule) else (base, ())
-    return _with(base, name, rule, stages, scalars=(*base.scalars, *scalars), **marks)
+    return _with(base, name, scalars=(*base.scalars, *scalars), **marks)
 
 
-def _with(
-    base: UpdateRule, name: str, rule: UpdateRule, stages: tuple[Stage, ...], **changed: Any
-) -> StagedRule:
+def _with(base: UpdateRule, name: str, *more: Stage, **changed: Any) -> StagedRule:
+    """Returns a rule with stages more, and changed attributes."""
+    rule, before = (base.rule, base.stages) if isinstance(base, StagedRule) else (base, ())
+    stages = tuple(sorted((*before, *more), key=lambda each: each.place))
     kept = {
         each: getattr(base, each)
         for each in (

@@ -110,9 +110,15 @@ class UpdateRule:
                 "num_row_slots": len(self.row_slots),
                 "num_sums": len(self.sums),
             }
-            name, has_sums = self.cuda.functor, bool(self.sums)
             return emit_staged(
-                self.name, name, constants, (), self.degrees, {}, (), has_own_sums=has_sums
+                self.name,
+                self.cuda.functor,
+                constants,
+                fields=(),
+                degrees=self.degrees,
+                stages={},
+                slots=(),
+                has_own_sums=bool(self.sums),
             )
         counts = {"num_slots": len(self.slots)}
         counts |= {"num_row_slots": len(self.row_slots)} if self.row_slots else {}
