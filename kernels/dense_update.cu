@@ -1,5 +1,5 @@
-// Applies one rule to every element of many variables. Where the rule needs sums over each
-// variable, a kernel before it computes them.
+// Applies one rule to every element of many variables; sample_program.cuh is a rule. Where the rule
+// needs sums over each variable, a kernel before it computes them.
 #include "shared/chunks.cuh"
 #include "shared/row_update.cuh"
 #include "shared/update.cuh"

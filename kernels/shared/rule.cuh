@@ -1,5 +1,6 @@
 // What the functor of a rule says of itself to the loops around it, unless it says otherwise.
-// Compiles as CUDA and as plain C++17, as rules do.
+// Functors are generated from functions of Python: sample_program.cuh is one. Compiles as CUDA and
+// as plain C++17, as rules do.
 #pragma once
 #include "element.cuh"
 

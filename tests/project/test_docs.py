@@ -21,6 +21,7 @@ import tables
 from optimizer_page import entries, exports
 
 import gpuopt
+from gpuopt.backends.cuda.kernels.dense import dense_update
 from gpuopt.device import Device
 
 ROOT = Path(__file__).parents[2]
@@ -134,8 +135,10 @@ def test_examples_of_a_page_run_in_order(page: Path, given: list[str]) -> None:
 def test_python_on_a_page_is_in_blocks_that_are_run(page: Path) -> None:
     hidden = [block for block in indented_blocks(page) if is_python(block)]
     assert not hidden, "fence it as python"
+    # Generated C++ is compiled by other tests.
+    known = ("python", "text", *(["cpp"] if page in tables.pages() else []))
     fenced = FENCED.findall(page.read_text())
-    others = {kind for indent, kind in fenced if indent or kind not in ("python", "text")}
+    others = {kind for indent, kind in fenced if indent or kind not in known}
     assert not others or name_of(page) in RUN_BY, f"run the blocks of {others}"
 
 
@@ -340,6 +343,12 @@ def test_the_architecture_shows_the_layers_that_the_linter_checks() -> None:
 def test_tables_of_optimizers_are_those_of_the_exports(page: Path) -> None:
     is_up_to_date = page.read_text() == tables.pages()[page]
     assert is_up_to_date, f"{page.name} is not what the exports say now: run {tables.COMMAND}"
+
+
+def test_the_sample_program_is_what_a_kernel_of_adam_is_compiled_with() -> None:
+    _, _, program = tables.PROGRAM.read_text().partition("// clang-format off\n")
+    assert program
+    assert program in dense_update(gpuopt.AdamOptimizer().rule, "float32").source
 
 
 def test_no_page_is_left_of_an_optimizer_that_is_gone() -> None:

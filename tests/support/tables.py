@@ -1,4 +1,6 @@
-"""Writes the pages of optimizers, their list in README.md, and docs/reference, from exports.
+"""Writes from exports the pages of optimizers, their list in README.md, and docs/reference.
+
+And kernels/sample_program.cuh, from Adam's rule.
 
 .venv/bin/python tests/support/tables.py
 """
@@ -13,6 +15,8 @@ import reference_pages
 from optimizer_page import exports
 from optimizer_page.page import page, page_of
 
+from gpuopt.backends.cuda.kernels.dense import dense_update
+from gpuopt.optimizers.adam import adam
 from gpuopt.optimizers.base import RuleOptimizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +24,16 @@ COMMAND = ".venv/bin/python tests/support/tables.py"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "optimizers.md"
 REFERENCE = ROOT / "docs" / "reference"
+PROGRAM = ROOT / "kernels" / "sample_program.cuh"
+# The text is compared as it is generated.
+SAMPLE = """\
+// What gpuopt generates from the rule `adam` in gpuopt/optimizers/adam.py. Compilers get such a
+// text before a file of kernels/; the kernel in dense_update.cu is then
+//     {expression}
+// Nothing includes this file; `{command}` writes it.
+// clang-format off
+{program}
+"""
 
 
 @cache
@@ -39,7 +53,13 @@ def pages() -> dict[Path, str]:
         PAGE.with_suffix("") / f"{exports.short_name(each)}.md": page_of(each, COMMAND)
         for each in exports.optimizers()
     }
-    return {README: text, PAGE: page(COMMAND), **one_by_one, **reference}
+    by_page = {README: text, PAGE: page(COMMAND), **one_by_one, **reference}
+    return {**by_page, PROGRAM: sample_program()}
+
+
+def sample_program() -> str:
+    kernel = dense_update(adam, "float32")
+    return SAMPLE.format(expression=kernel.expression, program=adam.cpp, command=COMMAND)
 
 
 def in_short(optimizer: type[RuleOptimizer]) -> str:

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import gpuopt
 import gpuopt.optimizers
 from gpuopt.demo import settings
 from gpuopt.optimizers.base import Common, RuleOptimizer
@@ -110,3 +111,13 @@ def required_arguments(optimizer: type[RuleOptimizer]) -> dict[str, Any]:
 
 def takes_global_step(optimizer: type[RuleOptimizer]) -> bool:
     return any(parameter.name == "global_step" for parameter in own_arguments(optimizer))
+
+
+def make(
+    optimizer: type[RuleOptimizer], settings: Mapping[str, Any], global_step: gpuopt.Variable
+) -> RuleOptimizer:
+    """Makes one, by arguments beside those without a default."""
+    given = {**required_arguments(optimizer), **settings}
+    if takes_global_step(optimizer):
+        given["global_step"] = global_step
+    return optimizer(**given)

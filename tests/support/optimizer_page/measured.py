@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from optimizer_page.exports import required_arguments, takes_global_step
+from optimizer_page.exports import make
 
 import gpuopt
 from gpuopt.optimizers.base import RuleOptimizer
@@ -42,10 +42,7 @@ def measure(optimizer: type[RuleOptimizer], settings: Mapping[str, Any]) -> Meas
     rng = np.random.default_rng(3)
     variable = gpuopt.Variable(rng.normal(size=_SHAPE).astype(np.float32), name="w")
     step = gpuopt.Variable(0, name="global_step", trainable=False, dtype=np.int64)
-    given = {**required_arguments(optimizer), **settings}
-    if takes_global_step(optimizer):
-        given["global_step"] = step
-    made = optimizer(**given)
+    made = make(optimizer, settings, step)
     for _ in range(3):
         gradient = rng.normal(size=_SHAPE).astype(np.float32)
         made.apply_gradients([(gradient, variable)], global_step=step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import surfaces
 from optimizer_page import entries, exports, forms, peer_defaults, prose
 from optimizer_page.measured import bytes_of_state, measure, reach
 
+import gpuopt
 import gpuopt.wrappers
 from gpuopt import Optimizer
 from gpuopt.optimizers.base import RuleOptimizer
@@ -101,6 +103,7 @@ def page_of(optimizer: type[RuleOptimizer], command: str) -> str:
         f"Compared in the tests with {listed(sources(optimizer))}.",
         arguments(optimizer),
         elsewhere(optimizer),
+        program(optimizer),
         reference_pages.signature_of(f"gpuopt.{optimizer.__name__}"),
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
@@ -144,6 +147,13 @@ def arguments(optimizer: type[RuleOptimizer]) -> str:
 def default(argument: inspect.Parameter) -> str:
     is_required = argument.default is argument.empty
     return peer_defaults.REQUIRED if is_required else in_cell(argument.default)
+
+
+def program(optimizer: type[RuleOptimizer]) -> str:
+    """Returns the C++ that is generated of the rule, without its lines of Python."""
+    rule = exports.make(optimizer, {}, gpuopt.Variable(0, name="global_step")).rule
+    code = re.sub(r" *//.*", "", rule.cpp)
+    return f"{prose.PROGRAM}\n\n```cpp\n{code}\n```"
 
 
 def elsewhere(optimizer: type[RuleOptimizer]) -> str:

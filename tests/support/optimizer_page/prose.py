@@ -182,6 +182,10 @@ ARGUMENTS = """Beside [those of all optimizers](../optimizers.md#arguments-of-al
 | argument | default | |
 |---|---|---|
 """
+PROGRAM = """## Generated code
+
+The update of one element, as it is generated from the optimizer's rule. GPUs run it, and the CPU
+where there is a C++ compiler ([how](../guides/rules.md#on-a-gpu))."""
 DISTANCES = "../optimizers.md#one-name-several-formulas"
 
 WRAPPERS = """
