@@ -60,7 +60,23 @@ _RMS_PROP = Job(
     Elementwise((), ""),
     _rms_prop,
 )
-_JOBS = {**JOBS, "rms_prop": _RMS_PROP}
+
+
+def _sgd(w: Any, g: Any) -> None:
+    w -= RATE * g
+
+
+_SGD = Job(
+    "Gradient descent",
+    {},
+    lambda: gpuopt.GradientDescentOptimizer(RATE),
+    lambda torch, p, form: torch.optim.SGD(p, RATE, **form),
+    lambda optax: optax.sgd(RATE),
+    lambda t: (),
+    Elementwise((), ""),
+    _sgd,
+)
+_JOBS = {**JOBS, "rms_prop": _RMS_PROP, "sgd": _SGD}
 _SIZES = {
     "16m": _MODELS["16m"],
     "resnet50": _MODELS["resnet-50"],
@@ -239,6 +255,10 @@ _STORED: Mapping[str, tuple[str, Any, int, float, dict[str, Any]]] = {
     "stochastic_slot_dtype": (
         *("float32 with bfloat16 slots that are rounded stochastically", np.float32, 20, 4.0),
         {"slot_dtype": "bfloat16", "stochastic_rounding": low_precision.SEED},
+    ),
+    "stochastic": (
+        *("bfloat16, rounded stochastically", _BFLOAT16, 22, 4.0),
+        {"stochastic_rounding": low_precision.SEED},
     ),
 }
 

@@ -1,0 +1,140 @@
+"""Times gpuopt's steps on the CPU beside those of another commit.
+
+    .venv/bin/python -m bench.against_commit COMMIT
+
+Each commit has a process. In each round both time a block of steps, one after the other, so that
+what slows the machine down slows down both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness import ROOT, make_parser, write_results
+from bench.workloads import offer_host_workloads
+from gpuopt.bench.machine import describe_commit, read_cpu_model
+
+_BLOCK_MS = 50
+# Timed only where `--only` names them: they take minutes, and most of it is not steps.
+_SLOW = ("*checkpoint", "demo_in_float16", "slot_dtype_movement")
+_RESAMPLES = 4000
+
+
+def main() -> None:
+    parser = make_parser("bench.against_commit", __doc__, rounds=40)
+    parser.add_argument("commit", metavar="COMMIT", help="the other commit")
+    parser.add_argument(
+        "--only", default="*", metavar="PATTERN", help="names of workloads, as in host_*_16m"
+    )
+    options = parser.parse_args()
+    measured = {}
+    with (
+        _checkout(options.commit) as checkout,
+        tempfile.TemporaryDirectory() as ours,
+        tempfile.TemporaryDirectory() as theirs,
+        _start_worker(ROOT, ours) as worker,
+        _start_worker(checkout, theirs) as other,
+    ):
+        against = describe_commit(checkout)
+        for name in _list_names(options.only):
+            if (lacking := _ask(other, "make", name)) is not None:
+                print(f"{name}: left out, as {against} cannot make it: {lacking}", flush=True)
+                continue
+            _ask(worker, "make", name)
+            measured[name] = compare(*_take_blocks((worker, other), options.rounds))
+            print(f"{name}: {_describe(measured[name])}", flush=True)
+    if not options.no_results:
+        results = {"against": against, "workloads": measured}
+        folder = f"{read_cpu_model()} {os.cpu_count()} cores against {against}"
+        print(f"written: {write_results(results, folder)}")
+
+
+def compare(ours_ms: Sequence[float], theirs_ms: Sequence[float]) -> dict[str, Any]:
+    """Returns the ratio of the medians of blocks of the same rounds, and its 95 % interval.
+
+    The interval is the bootstrap's: rounds are drawn again, each with both of its blocks.
+    """
+    rounds = np.array([ours_ms, theirs_ms])
+    drawn = np.random.default_rng(0).integers(0, len(ours_ms), (_RESAMPLES, len(ours_ms)))
+    ours, theirs = np.median(rounds[:, drawn], axis=-1)
+    low, high = np.quantile(ours / theirs, [0.025, 0.975])
+    medians = np.median(rounds, axis=-1)
+    return {
+        "median_ms": round(float(medians[0]), 4),
+        "against_median_ms": round(float(medians[1]), 4),
+        "ratio": round(float(medians[0] / medians[1]), 4),
+        "low": round(float(low), 4),
+        "high": round(float(high), 4),
+        "samples_ms": [round(ms, 4) for ms in ours_ms],
+        "against_samples_ms": [round(ms, 4) for ms in theirs_ms],
+    }
+
+
+def _describe(compared: Mapping[str, Any]) -> str:
+    times = f"{compared['median_ms']:.3f} / {compared['against_median_ms']:.3f} ms"
+    return f"{times} = {compared['ratio']:.3f} ({compared['low']:.3f} to {compared['high']:.3f})"
+
+
+@contextmanager
+def _checkout(commit: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "against")
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(path), commit], check=True)
+        try:
+            yield path
+        finally:
+            subprocess.run([*git, "remove", "--force", str(path)], check=True)
+
+
+def _start_worker(checkout: Path, cache: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "bench" / "against_commit_worker.py"), str(checkout)],
+        env={**os.environ, "GPUOPT_CACHE_DIR": cache},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _list_names(pattern: str) -> Iterator[str]:
+    for offer in offer_host_workloads(pattern):
+        if pattern == offer.name or not any(fnmatch(offer.name, slow) for slow in _SLOW):
+            yield offer.name
+
+
+def _take_blocks(
+    workers: Sequence[subprocess.Popen[str]], rounds: int
+) -> tuple[list[float], list[float]]:
+    """Returns the mean times of steps of each worker's blocks, in milliseconds."""
+    blocks: list[list[float]] = [[] for _ in workers]
+    for number in range(rounds):
+        # Each goes first in every other round.
+        for which in (0, 1) if number % 2 else (1, 0):
+            blocks[which].append(_ask(workers[which], "block", _BLOCK_MS))
+    return blocks[0], blocks[1]
+
+
+def _ask(worker: subprocess.Popen[str], command: str, argument: object) -> Any:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    print(json.dumps([command, argument]), file=worker.stdin, flush=True)
+    answer = worker.stdout.readline()
+    if not answer:
+        raise RuntimeError("a commit's process has ended; its error is above")
+    return json.loads(answer)
+
+
+if __name__ == "__main__":
+    main()
