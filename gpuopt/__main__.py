@@ -1,4 +1,4 @@
-"""The command line: `gpuopt demo`, `gpuopt bench` and `gpuopt info`."""
+"""The command line: `gpuopt demo`, `gpuopt bench`, `gpuopt info` and `gpuopt show`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 import gpuopt
-from gpuopt import environment
+from gpuopt import environment, show
 from gpuopt.backends import backend_for
 from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.bench import command as bench
@@ -106,7 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     parser = _make_parser()
-    options = parser.parse_args(arguments)
+    options, others = parser.parse_known_args(arguments)
+    if options.command == "show":
+        return _run_show(options, others)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     if options.command == "info":
         for subject, answer in describe():
             print(f"{subject:<16} {answer}")
@@ -123,7 +127,16 @@ def _run(arguments: Sequence[str] | None) -> int:
         if (reason := bench.why_refused(options)) is not None:
             parser.error(reason)
         return _run_bench(options)
-    parser.error("a command is missing: bench, demo or info; --help says more")
+    parser.error("a command is missing: bench, demo, info or show; --help says more")
+
+
+def _run_show(options: argparse.Namespace, words: Sequence[str]) -> int:
+    try:
+        print(show.text_of(options.optimizer, options.dtype, words))
+    except show.ShowError as error:
+        print(f"gpuopt show: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _run_bench(options: argparse.Namespace) -> int:
@@ -290,6 +303,17 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     bench.add_arguments(benchmark)
     _add_device(benchmark)
+    show.add_arguments(
+        commands.add_parser(
+            "show",
+            help="print the C++ of an optimizer's step",
+            description="Prints the C++ that is generated for an optimizer's step and runs on GPUs "
+            "and the CPU, the stages of the step in their order, and how each array is stored. It "
+            "takes no GPU.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+    )
     return parser
 
 

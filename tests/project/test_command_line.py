@@ -17,7 +17,7 @@ from gpuopt import environment
 from gpuopt.distributed.communicators.mpi_description import REQUIREMENT
 
 PACKAGE = Path(gpuopt.__file__).parent
-COMMANDS = ("info", "demo", "bench")
+COMMANDS = ("info", "demo", "bench", "show")
 
 
 def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
@@ -100,7 +100,7 @@ def test_a_reader_that_stops_early_causes_no_traceback(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "gpuopt: a command is missing: bench, demo or info; --help says more"),
+        ([], "gpuopt: a command is missing: bench, demo, info or show; --help says more"),
         (["train"], "gpuopt: argument COMMAND: invalid choice: 'train'"),
         (["info", "--json"], "gpuopt: unrecognized arguments: --json"),
         (["demo", "--steps", "none"], "gpuopt demo: argument --steps: 'none' is not a whole"),

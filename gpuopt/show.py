@@ -1,0 +1,242 @@
+"""The command `gpuopt show`: an optimizer's step as C++, with its stages and its arrays' types."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import gpuopt.optimizers
+from gpuopt.backends.backend import compute_type
+from gpuopt.near_names import find_near
+from gpuopt.optimizers.base import RuleOptimizer
+from gpuopt.rules.averaged import averaged
+from gpuopt.rules.clipped import clipped
+from gpuopt.rules.rounded import BFLOAT16, rounded
+from gpuopt.rules.slot_codes import BLOCK, Coding
+from gpuopt.rules.staged import Place, StagedRule
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.master_conversion import kept_dtype
+from gpuopt.state.masters import MASTER
+from gpuopt.training.moving_average import ExponentialMovingAverage
+from gpuopt.variables.variable import FLOAT_DTYPES, Variable
+
+_EPILOG = """\
+options, as in Python; each has the value in brackets where none is given:
+  --masters [float32]           master copies of 16-bit variables; or "remainder"
+  --slot-dtype [bfloat16]       the type of slots; or "float32"
+  --slot-bits [8]               slots in bytes, with a scale for each 256
+  --stochastic-rounding [0]     bfloat16 is rounded at random, with this seed
+  --clip-norm, --clip [1.0]     gradients are clipped to a norm
+  --clip-value [1.0]            gradients are clipped to a value
+  --averages [0.999]            moving averages of variables, with this decay
+  --weight-decay [0.01]         of optimizers that have it
+and all other arguments of the optimizer, as --use-nesterov or --momentum 0.9. Hyperparameters are
+arguments of the C++, so their values do not change it."""
+
+# Values of options that stand alone; others are True.
+_ALONE: dict[str, Any] = {
+    "masters": "float32",
+    "slot_dtype": "bfloat16",
+    "slot_bits": 8,
+    "stochastic_rounding": 0,
+    "clip_norm": 1.0,
+    "clip_value": 1.0,
+    "averages": 0.999,
+    "weight_decay": 0.01,
+}
+_SHORT = {"clip": "clip_norm"}
+# For hyperparameters without a default.
+_NUMBER = 0.5
+
+
+class ShowError(Exception):
+    """What was asked for cannot be shown."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's own arguments; options of optimizers are the words that are left."""
+    parser.epilog = _EPILOG
+    parser.usage = "gpuopt show NAME [--dtype TYPE] [--OPTION [VALUE] ...]"
+    parser.add_argument(
+        "optimizer",
+        metavar="NAME",
+        help="an optimizer, as adam; or MODULE:CLASS for your own, from the current folder or from "
+        "what is installed",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=sorted(dtype.name for dtype in FLOAT_DTYPES),
+        default="float32",
+        help="dtype of variables and gradients; float32 by default",
+    )
+
+
+def text_of(name: str, dtype: str, words: Sequence[str]) -> str:
+    """Returns C++, with comments about stages and arrays.
+
+    Args:
+        name: As `optimizer` of the command line.
+        dtype: The variable's.
+        words: The options, as they are typed.
+
+    Raises:
+        ShowError: there is no such optimizer, or it refuses an option.
+    """
+    made = _class_of(name)
+    options = _options(words)
+    given = {**_required(made), **options}
+    try:
+        if "averages" in given:
+            given["averages"] = ExponentialMovingAverage(given["averages"])
+        optimizer = made(**given)
+        variable = Variable(np.ones((4, 2), dtype), name="variable")
+        optimizer.apply_gradients([(np.zeros((4, 2), dtype), variable)])
+    except (TypeError, ValueError) as error:
+        raise ShowError(str(error)) from error
+    rule = _rule_of(optimizer, variable.dtype)
+    real = np.dtype(compute_type(variable.dtype))
+    arguments = [f"{option}={value!r}" for option, value in options.items()]
+    lines = [
+        f"{', '.join([type(optimizer).__name__, *arguments])}; variables of {dtype}",
+        "",
+        "stages of a step, in this order:",
+        *_in_columns(_stages(rule)),
+        "",
+        f"arrays, of which a step is computed in {real}:",
+        *_in_columns(_arrays(optimizer, variable, real)),
+    ]
+    return "\n".join([*(f"// {line}".rstrip() for line in lines), rule.cpp])
+
+
+def _class_of(name: str) -> Callable[..., RuleOptimizer]:
+    module, _, attribute = name.partition(":")
+    if attribute:
+        if "" not in sys.path:
+            sys.path.insert(0, "")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ShowError(f"{name!r} cannot be imported: {error}") from error
+        if not (isinstance(found, type) and issubclass(found, RuleOptimizer)):
+            raise ShowError(f"{name!r} is no class of optimizers with an update rule")
+        return found
+    names = [each for each in vars(gpuopt.optimizers) if each.endswith("Optimizer")]
+    wanted = name.lower().removesuffix("optimizer")
+    for each in names:
+        if each.removesuffix("Optimizer").lower() == wanted:
+            return getattr(gpuopt.optimizers, each)  # type: ignore[no-any-return]
+    others = find_near(name, names) or names
+    short = ", ".join(each.removesuffix("Optimizer") for each in others)
+    raise ShowError(f"there is no optimizer {name!r}; there is {short}")
+
+
+def _options(words: Sequence[str]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if not word.startswith("--"):
+            raise ShowError(f"{word!r} is no option: options are --NAME or --NAME VALUE")
+        name, has_value, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        name = _SHORT.get(name, name)
+        if not has_value and left and not left[0].startswith("--"):
+            has_value, value = "=", left.pop(0)
+        given[name] = _value(value) if has_value else _ALONE.get(name, True)
+    return given
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+
+
+def _required(made: Callable[..., RuleOptimizer]) -> dict[str, Any]:
+    """Returns values of the arguments without a default."""
+    parameters = inspect.signature(made).parameters.values()
+    names = [
+        each.name
+        for each in parameters
+        if each.default is each.empty and each.kind is not each.VAR_KEYWORD
+    ]
+    return {name: Variable(0, name=name) if name == "global_step" else _NUMBER for name in names}
+
+
+def _rule_of(optimizer: RuleOptimizer, dtype: np.dtype[Any]) -> UpdateRule:
+    """Returns the rule of a step that updates variables of a dtype by dense gradients."""
+    rule = optimizer.rule
+    if optimizer.averages is not None:
+        kept = kept_dtype(dtype, optimizer.masters)
+        rule = averaged(rule, None if kept == compute_type(dtype) else kept)
+    if optimizer.rounding is not None and (optimizer.rounding.has_own_slots or dtype == BFLOAT16):
+        rule = rounded(rule)
+    return rule if optimizer.clips is None else clipped(rule)
+
+
+def _stages(rule: UpdateRule) -> Sequence[Sequence[str]]:
+    own, stages = (rule.rule, rule.stages) if isinstance(rule, StagedRule) else (rule, ())
+    rows = [("sums", ", ".join(rule.sums), "over each variable, before anything is written")]
+    rows = rows if rule.sums else []
+    of_rule = ("rule", own.name, own.apply.__module__)
+    for place in Place:
+        if place is Place.STEP:
+            rows.append(of_rule)
+        for stage in stages:
+            if stage.place is place:
+                function = stage.function
+                summary = (inspect.getdoc(function) or "").partition("\n")[0]
+                what = f"{function.__module__}: {summary}"
+                rows.append((place.name.lower(), function.__name__, what))
+    return rows
+
+
+def _arrays(
+    optimizer: RuleOptimizer, variable: Variable, real: np.dtype[Any]
+) -> Sequence[Sequence[str]]:
+    """Returns the name of each array, its type, and how it is stored."""
+    is_random = optimizer.rounding is not None
+
+    def how(dtype: np.dtype[Any]) -> str:
+        if dtype == real:
+            return "plain"
+        return "rounded at random" if is_random and dtype == BFLOAT16 else "rounded to nearest"
+
+    own = variable.dtype
+    rows = [("gradient", own, "plain" if own == real else "converted as it is read")]
+    target, _, beside = optimizer._target(variable)
+    if beside is None:
+        rows.append(("variable", own, how(own)))
+    elif optimizer.masters == "remainder":
+        rows.append(("variable", own, f"the upper half of a {real}, rounded half up"))
+        rows.append((MASTER, beside.dtype, "its lower half"))
+    else:
+        rows.append((MASTER, target.var.dtype, how(target.var.dtype)))
+        rows.append(("variable", own, f"a copy of {MASTER}, rounded to nearest"))
+    if optimizer.averages is not None:
+        [average] = optimizer.averages.of([variable])
+        rows.append(("average", average.dtype, how(average.dtype)))
+    codings = {} if optimizer.slot_codes is None else optimizer.slot_codes.stored
+    for name, slot in zip(optimizer._stored_slots(), target.slots, strict=True):
+        what = how(slot.dtype)
+        if name in codings:
+            coding = codings[name]
+            root = "the root of " if coding is Coding.ROOTS else ""
+            what = f"a scale for {BLOCK} codes" if coding is None else f"codes of {root}each number"
+        if name in optimizer.rule.row_slots:
+            what += ", one number a row"
+        rows.append((name, slot.dtype, what))
+    return [(name, str(dtype), what) for name, dtype, what in rows]
+
+
+def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
