@@ -52,7 +52,7 @@ __global__ void late_update_of_groups(
     const __grid_constant__ ArraysOf<Rule, Storage> only_arrays,
     const long long* __restrict__ arrays, const SortedRows<Key> rows,
     const Compute<Storage>* __restrict__ parts, long long row_width,
-    const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+    const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
     const Scalars<Rule, Storage>* __restrict__ many_scalars,
     const LateTable* __restrict__ late_tables, unsigned int* num_done, int lanes_per_row,
     const unsigned long long* __restrict__ refused) {

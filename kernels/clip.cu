@@ -19,7 +19,7 @@ __device__ __forceinline__ Real sum_chunk(const Chunk& chunk, Real by) {
 #pragma unroll
     for (int k = 0; k < pack; ++k) {
       const Real x = Real(elements.of[k]) * by;
-      const auto counted = Decision::decides ? nan_unless_finite(x) : x;
+      const auto counted = decides<Decision> ? nan_unless_finite(x) : x;
       places[k] += counted * counted;
     }
   }
@@ -47,8 +47,8 @@ __device__ __forceinline__ void sum_chunks(const ClippedArray& only,
     }
     if (threadIdx.x == 0) {
       sums[c] = sum;
-      if (Decision::decides && isnan(sum)) {
-        decision.note_bad(num_arrays == 1 ? 0 : number_of_array(arrays, num_arrays, c));
+      if (decides<Decision> && isnan(sum)) {
+        note_bad(decision, num_arrays == 1 ? 0 : number_of_array(arrays, num_arrays, c));
       }
     }
   }
@@ -87,16 +87,8 @@ __global__ void __launch_bounds__(clip_threads, 2)
   finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 
-// How many devices' sums are found by addresses that are passed by value.
-constexpr int few_devices = 8;
-
-// The addresses of the sums of several devices, each brought to this one. Mirrors `FewSums` in
-// gpuopt/backends/cuda/structs.py.
-struct FewSums {
-  long long of[few_devices];
-};
-
-// Those addresses: `many` holds them; if it is null, `few` does.
+// The sums of several devices, each brought to this one. `many` holds their addresses; if it is
+// null, `few` does.
 struct JoinedSums {
   const FewSums& few;
   const long long* many;
@@ -111,7 +103,7 @@ struct JoinedSums {
   __device__ __forceinline__ ClipResult result(long long norm, const ClipRule& rule) const {
     double sum = 0;
     for (long long device = 0; device < num_devices; ++device) sum += of(device, norm);
-    return rule.result(sum, norm);
+    return result_of(rule, sum, norm);
   }
 
   __device__ __forceinline__ void write(long long num_norms, const ClipRule& rule,
@@ -139,7 +131,7 @@ __global__ void __launch_bounds__(clip_threads)
                     long long num_norms, const __grid_constant__ ClipRule rule,
                     ClipResult* __restrict__ results, const __grid_constant__ Decision decision) {
   const JoinedSums sums{few_sums, many_sums, num_devices};
-  const ClipRule by = decision.unscaling(rule);
+  const ClipRule by = unscaling(decision, rule);
   sums.write(num_norms, by, results);
   if (first_item() != 0) return;
   double wrong = nothing_is_wrong;
@@ -150,7 +142,7 @@ __global__ void __launch_bounds__(clip_threads)
   for (long long norm = 0; norm < num_norms; ++norm) {  // other blocks may have written results
     is_unusable |= isnan(sums.result(norm, by).factor_of_doubles);
   }
-  decision.decide(&wrong, is_unusable);
+  decide(decision, &wrong, is_unusable);
 }
 
 // Adds up sums of squares; writes the sum, or its root. Precondition: one block of `clip_threads`

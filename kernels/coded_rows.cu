@@ -45,7 +45,7 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
                                   const __grid_constant__ CodedArraysOf<Rule> only_arrays,
                                   const long long* __restrict__ arrays, const SortedRows<Key> rows,
                                   const float* __restrict__ parts, long long row_width,
-                                  const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+                                  const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
                                   const Scalars<Rule, Storage>* __restrict__ many_scalars,
                                   unsigned int* touched, const unsigned int* __restrict__ words,
                                   const unsigned long long* __restrict__ refused) {
@@ -58,7 +58,7 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
   const long long per_row = blocks_of_row(row_width);
   for (long long i = lanes.group; i < rows.num_rows * per_row; i += lanes.num_groups) {
     const long long begin = per_row == 1 ? i : i / per_row;
-    if (!rows.begins_run(begin)) continue;
+    if (!begins_run(rows, begin)) continue;
     const Key key = __ldg(&rows.keys[begin]);
     const long long row = static_cast<long long>(key);
     const long long number = i - begin * per_row;
@@ -124,7 +124,7 @@ __global__ void update_other_coded_rows(const __grid_constant__ CodedArraysOf<Ru
 template <class Rule, int codings, class Storage>
 __global__ void update_other_coded_rows_of_groups(
     const __grid_constant__ CodedArraysOf<Rule> arrays, long long size, long long row_width,
-    const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+    const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
     const Scalars<Rule, Storage>* __restrict__ many_scalars, long long table,
     const unsigned int* __restrict__ touched, const unsigned int* __restrict__ words,
     const unsigned long long* __restrict__ refused) {

@@ -6,13 +6,8 @@
 
 namespace gpuopt {
 
-// One variable of many. Mirrors `coded_variables` in gpuopt/backends/cuda/kernels/of_rules.py.
 template <class Rule>
-struct CodedVariable {
-  long long size;                            // in elements
-  long long width;                           // of a row that blocks end at, or the size
-  long long arrays[num_coded_arrays<Rule>];  // see `CodedTarget`
-};
+using CodedVariableOf = CodedVariable<num_coded_arrays<Rule>>;
 
 // The blocks of a chunk. The lanes that share them have `chunk_size` elements, a few of which are
 // not there where blocks are short.
@@ -27,8 +22,9 @@ struct BlocksOfChunk {
   long long end;
   bool is_one_row;
 
-  __device__ __forceinline__ BlocksOfChunk(const CodedVariable<Rule>& variable, unsigned int number,
-                                           long long chunk_size, long long gradient)
+  __device__ __forceinline__ BlocksOfChunk(const CodedVariableOf<Rule>& variable,
+                                           unsigned int number, long long chunk_size,
+                                           long long gradient)
       : target(variable.arrays),
         grad(reinterpret_cast<const StoredGradient<Storage>*>(gradient)),
         lanes(lanes_of_block(variable.width)),
@@ -68,7 +64,7 @@ struct BlocksOfChunk {
 // The arguments are those of `visit_chunks` in dense_update.cu.
 template <class Rule, class Storage, class Visit>
 __device__ __forceinline__ void visit_coded_chunks(
-    const CodedVariable<Rule>* __restrict__ variables, const Chunk* __restrict__ chunks,
+    const CodedVariableOf<Rule>* __restrict__ variables, const Chunk* __restrict__ chunks,
     long long num_chunks, long long chunk_size, const long long* __restrict__ grads,
     const FewGradients& few_grads, const Visit& visit) {
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
@@ -85,12 +81,12 @@ __device__ __forceinline__ void visit_coded_chunks(
 // `SlotTables`, of both maps.
 template <class Rule, int codings, class Storage>
 __global__ void __launch_bounds__(dense_threads)
-    coded_update(const CodedVariable<Rule>* __restrict__ variables, long long num_variables,
+    coded_update(const CodedVariableOf<Rule>* __restrict__ variables, long long num_variables,
                  const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
                  const long long* __restrict__ grads,
                  const __grid_constant__ FewGradients few_grads,
                  const long long* __restrict__ groups,
-                 const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+                 const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
                  const Scalars<Rule, Storage>* __restrict__ many_scalars,
                  const unsigned int* __restrict__ words,
                  const unsigned long long* __restrict__ refused) {
@@ -112,12 +108,12 @@ __global__ void __launch_bounds__(dense_threads)
 // Writes the scalars of each variable, with what the rule sums over it, as `sum_terms` does.
 template <class Rule, int codings, class Storage>
 __global__ void __launch_bounds__(dense_threads)
-    sum_coded_terms(const CodedVariable<Rule>* __restrict__ variables, long long num_variables,
+    sum_coded_terms(const CodedVariableOf<Rule>* __restrict__ variables, long long num_variables,
                     const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
                     const long long* __restrict__ grads,
                     const __grid_constant__ FewGradients few_grads,
                     const long long* __restrict__ groups,
-                    const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+                    const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
                     const Scalars<Rule, Storage>* __restrict__ many_scalars,
                     const unsigned int* __restrict__ words,
                     const long long* __restrict__ first_chunks, double* parts,

@@ -1,26 +1,13 @@
 // Copies rows of many arrays, whatever their types, to others, or writes a number to rows.
 #include "shared/grid.cuh"
 #include "shared/ranges.cuh"
+#include "shared/structs.cuh"
 
 namespace gpuopt {
 
 constexpr int copy_threads = 256;
 // Words that a block copies at once.
 constexpr int copy_chunk = 4096;
-
-// Rows of one array. Mirrors `CopiedRows` in gpuopt/backends/cuda/structs.py.
-struct CopiedRows {
-  long long target;     // the address of what is written
-  long long source;     // of what is read; 0 if a number is written
-  long long from_rows;  // of the rows of the source, as long long; 0 if all, in order
-  long long to_rows;    // of the rows of the target, likewise
-  long long low;        // the number, repeated in 16 bytes
-  long long high;
-  long long word_bytes;   // 1, 2, 4, 8 or 16, which divides addresses and rows
-  long long row_words;    // the words of a row
-  long long num_words;    // the words of all rows
-  long long first_chunk;  // the number of its first chunk among those of all arrays
-};
 
 // Returns where a word of row i is, if row i stands for `rows[i]`.
 __device__ __forceinline__ long long place_of(long long word, long long row_words, long long rows) {

@@ -7,14 +7,6 @@
 
 namespace gpuopt {
 
-// One variable of many: what a block needs of it lies side by side, in a sector of memory or two.
-// Mirrors `variables` in gpuopt/backends/cuda/kernels/of_rules.py.
-template <class Rule, class Storage>
-struct Variable {
-  long long size;                               // in elements
-  long long arrays[num_arrays<Rule, Storage>];  // their addresses: see `Target`
-};
-
 // Says how many elements a function is called for: one, or a pack.
 template <int number>
 struct Count {
@@ -80,7 +72,7 @@ __device__ __forceinline__ void visit_first(const Target<Rule, Storage>& target,
 // memory; there are no more blocks than chunks.
 template <class Rule, class Storage, class Visit>
 __device__ __forceinline__ void visit_chunks(
-    const Variable<Rule, Storage>* __restrict__ variables, long long num_variables,
+    const VariableOf<Rule, Storage>* __restrict__ variables, long long num_variables,
     const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
     const long long* __restrict__ grads, const FewGradients& few_grads,
     const unsigned long long* __restrict__ refused, const Visit& visit) {
@@ -93,7 +85,7 @@ __device__ __forceinline__ void visit_chunks(
     const long long begin = chunk.number * chunk_size;
     chunk = chunks[c + gridDim.x < num_chunks ? c + gridDim.x : c];
     // A copy, so that all loads are in flight before one is waited for.
-    const Variable<Rule, Storage> entry = variables[variable];
+    const VariableOf<Rule, Storage> entry = variables[variable];
     const long long size = entry.size;
     const long long end = begin + chunk_size < size ? begin + chunk_size : size;
     const StoredGradient<Storage>* grad = reinterpret_cast<const StoredGradient<Storage>*>(
@@ -106,7 +98,7 @@ __device__ __forceinline__ void visit_chunks(
 // Updates chunks, see `visit_chunks`. `scalars_of` returns the scalars for a variable's number.
 template <class Rule, class Storage, class ScalarsOf>
 __device__ __forceinline__ void update_chunks(
-    const Variable<Rule, Storage>* __restrict__ variables, long long num_variables,
+    const VariableOf<Rule, Storage>* __restrict__ variables, long long num_variables,
     const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
     const long long* __restrict__ grads, const FewGradients& few_grads, const ScalarsOf& scalars_of,
     const unsigned long long* __restrict__ refused) {
@@ -156,7 +148,7 @@ constexpr int blocks_of_updates = has_wide_average<Rule, Storage> ? 2
 // Updates variables of one group.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads, blocks_of_updates<Rule, Storage>)
-    dense_update(const Variable<Rule, Storage>* __restrict__ variables, long long num_variables,
+    dense_update(const VariableOf<Rule, Storage>* __restrict__ variables, long long num_variables,
                  const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
                  const long long* __restrict__ grads,
                  const __grid_constant__ FewGradients few_grads,
@@ -182,13 +174,13 @@ constexpr int blocks_of_groups =
 // `few_scalars` has.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads, blocks_of_groups<Rule, Storage>)
-    dense_update_of_groups(const Variable<Rule, Storage>* __restrict__ variables,
+    dense_update_of_groups(const VariableOf<Rule, Storage>* __restrict__ variables,
                            long long num_variables, const Chunk* __restrict__ chunks,
                            long long num_chunks, long long chunk_size,
                            const long long* __restrict__ grads,
                            const __grid_constant__ FewGradients few_grads,
                            const long long* __restrict__ groups,
-                           const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+                           const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
                            const Scalars<Rule, Storage>* __restrict__ many_scalars,
                            const unsigned long long* __restrict__ refused) {
   const auto scalars_of = [&](unsigned int variable) -> Scalars<Rule, Storage> {
@@ -208,13 +200,13 @@ constexpr int blocks_by_sums = sizeof(Compute<Storage>) > 4 ? 2 : blocks_of_grou
 // number `first_sum` on.
 template <class Rule, class Storage, int first_sum>
 __global__ void __launch_bounds__(dense_threads, blocks_by_sums<Rule, Storage>)
-    dense_update_by_sums(const Variable<Rule, Storage>* __restrict__ variables,
+    dense_update_by_sums(const VariableOf<Rule, Storage>* __restrict__ variables,
                          long long num_variables, const Chunk* __restrict__ chunks,
                          long long num_chunks, long long chunk_size,
                          const long long* __restrict__ grads,
                          const __grid_constant__ FewGradients few_grads,
                          const long long* __restrict__ groups,
-                         const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+                         const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
                          const Scalars<Rule, Storage>* __restrict__ many_scalars,
                          const double* __restrict__ sums,
                          const unsigned long long* __restrict__ refused) {
@@ -246,13 +238,13 @@ constexpr int blocks_of_rows = sizeof(Compute<Storage>) > 4 && Rule::num_slots >
 // begins in.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads, blocks_of_rows<Rule, Storage>)
-    dense_update_of_rows(const Variable<Rule, Storage>* __restrict__ variables,
+    dense_update_of_rows(const VariableOf<Rule, Storage>* __restrict__ variables,
                          long long num_variables, const Chunk* __restrict__ chunks,
                          long long num_chunks, long long chunk_size,
                          const long long* __restrict__ grads,
                          const __grid_constant__ FewGradients few_grads,
                          const long long* __restrict__ groups, const long long* __restrict__ widths,
-                         const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+                         const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
                          const Scalars<Rule, Storage>* __restrict__ many_scalars,
                          const unsigned long long* __restrict__ refused) {
   constexpr int pack = pack_size<Storage>;
@@ -260,7 +252,7 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_rows<Rule, Storage>)
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
     const Chunk chunk = chunks[c];
     const unsigned int variable = chunk.variable;
-    const Variable<Rule, Storage> entry = variables[variable];
+    const VariableOf<Rule, Storage> entry = variables[variable];
     const long long width = __ldg(&widths[variable]);
     const long long begin = chunk.number * chunk_size;
     const long long end = begin + chunk_size < entry.size ? begin + chunk_size : entry.size;
@@ -295,11 +287,11 @@ constexpr int blocks_of_sums = Rule::num_averages == 0           ? 0
 // `VariableSums`. Nothing is updated.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads, blocks_of_sums<Rule, Storage>)
-    sum_terms(const Variable<Rule, Storage>* __restrict__ variables, long long num_variables,
+    sum_terms(const VariableOf<Rule, Storage>* __restrict__ variables, long long num_variables,
               const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
               const long long* __restrict__ grads, const __grid_constant__ FewGradients few_grads,
               const long long* __restrict__ groups,
-              const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+              const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
               const Scalars<Rule, Storage>* __restrict__ many_scalars,
               const long long* __restrict__ first_chunks, double* parts, unsigned int* num_done,
               int first_sum, Scalars<Rule, Storage>* __restrict__ of_variables,

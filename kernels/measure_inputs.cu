@@ -6,13 +6,6 @@
 
 namespace gpuopt {
 
-// What belongs to a gradient. Mirrors `MeasuredVariable` in gpuopt/backends/cuda/structs.py.
-struct MeasuredVariable {
-  long long number;     // the variable's, among those that are updated together
-  long long arrays[2];  // the addresses of the variable, and of what is beside it
-  double bound;         // what the gradient is clipped to after it is unscaled
-};
-
 struct NoSlots : RuleDefaults {
   static constexpr int num_slots = 0;
 };
@@ -82,7 +75,7 @@ __device__ __forceinline__ InputSums<Rule, Storage> sum_inputs(
 #pragma unroll
     for (int k = 0; k < pack; ++k) {
       const Real given = Real(elements.of[k]), x = given * by;
-      const auto counted = Decision::decides ? nan_unless_finite(x) : x;
+      const auto counted = decides<Decision> ? nan_unless_finite(x) : x;
       places[k] += counted * counted;
       Real slots[slot_capacity<Rule>] = {};
       Real terms[num_sums];
@@ -126,7 +119,7 @@ __device__ __forceinline__ void sum_chunks_of_inputs(
     const MeasuredChunk<StoredGradient<Storage>, Given> chunk(array, c, adding);
     const Target<NoSlots, Storage> target =
         Target<NoSlots, Storage>(variable.arrays).from(begin_of(array, c));
-    const Real bound = Real(decision.scaled(variable.bound, rule));
+    const Real bound = Real(scaled(decision, variable.bound, rule));
     const InputSums<Rule, Storage> sums =
         sum_inputs<Rule, Storage, Decision>(chunk, target, bound, Real(1));
     InputSums<Rule, Storage> smaller = sums;
@@ -138,7 +131,7 @@ __device__ __forceinline__ void sum_chunks_of_inputs(
                                                 : static_cast<double>(sums.squares);
     if (threadIdx.x == 0) {
       squares[c] = sum_here;
-      if (Decision::decides && isnan(sum_here)) decision.note_bad(number);
+      if (decides<Decision> && isnan(sum_here)) note_bad(decision, number);
 #pragma unroll
       for (int k = 0; k < num_sums; ++k) {
         // Where a float holds it, it is not of what may have underflowed.

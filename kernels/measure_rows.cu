@@ -65,16 +65,16 @@ __device__ __forceinline__ void sum_rows(const Tables& tables, const SortedRows<
          k += clip_threads / lanes_per_row) {
       const long long begin = part * measured_rows + k;
       double mine = 0;
-      if (begin < rows.num_rows && !(is_refused | !rows.begins_run(begin))) {
-        mine = squares_of_run<Decision::decides>(tables.values_of<Storage>(table_of(begin)), rows,
+      if (begin < rows.num_rows && !(is_refused | !begins_run(rows, begin))) {
+        mine = squares_of_run<decides<Decision>>(tables.values_of<Storage>(table_of(begin)), rows,
                                                  all, static_cast<unsigned int>(begin), lanes);
       }
       if (lanes.lane == 0) squares[k] = mine;
     }
     __syncthreads();
     const double mine = squares[threadIdx.x];
-    if (Decision::decides && isnan(mine)) {
-      decision.note_bad(table_of(part * measured_rows + threadIdx.x));
+    if (decides<Decision> && isnan(mine)) {
+      note_bad(decision, table_of(part * measured_rows + threadIdx.x));
     }
     const double sum = sum_of_block<clip_threads>(mine);
     if (threadIdx.x == 0) parts[part] = sum;

@@ -19,9 +19,9 @@ __device__ __forceinline__ void count_in_shares(const Key* __restrict__ keys, co
                                                 unsigned int* next_group_counts,
                                                 const unsigned long long is_refused, Check check) {
   __shared__ unsigned int share_counts[num_digits + 1];  // the last: of rows that are not there
-  clear(next_group_counts, shares.num_groups() * num_digits);
+  clear(next_group_counts, num_groups_of(shares) * num_digits);
   for (long long share = blockIdx.x; share < shares.num_shares; share += gridDim.x) {
-    const Range range = shares.rows_of(share);
+    const Range range = rows_of(shares, share);
     share_counts[threadIdx.x] = 0;
     __syncthreads();
 #pragma unroll 1
@@ -93,7 +93,7 @@ __device__ __forceinline__ unsigned int first_place(const unsigned int* __restri
                                                     const unsigned int* __restrict__ group_counts,
                                                     const Shares& shares, long long share) {
   constexpr int in_flight = 8;
-  const long long num_groups = shares.num_groups();
+  const long long num_groups = num_groups_of(shares);
   const long long group = share / shares_per_group;
   const long long first_share = group * shares_per_group;
   unsigned int in_group = 0;
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(sort_threads)
   __shared__ Next next;
   const unsigned long long is_refused = *refused;
   for (long long share = blockIdx.x; share < shares.num_shares; share += gridDim.x) {
-    const Range range = shares.rows_of(share);
+    const Range range = rows_of(shares, share);
     RowsOfThread<rounds_per_tile> rows(range.begin, range.end);
     Pairs<Key, rounds_per_tile> pairs(rows, keys, positions);
     unsigned int place = first_place(counts, group_counts, shares, share);

@@ -11,7 +11,7 @@ template <class Storage, int count, class Key>
 __device__ __forceinline__ void sum_piece(const Storage* grad, const SortedRows<Key>& rows,
                                           unsigned int begin, long long row_width,
                                           const Lanes& lanes, Compute<Storage>* part) {
-  const unsigned int end = rows.template end_of_part<piece_size>(begin);
+  const unsigned int end = end_of_part<piece_size>(rows, begin);
   for (long long column = lanes.lane * count; column < row_width;
        column += lanes.num_lanes * count) {
     Compute<Storage> sum[count];
@@ -25,7 +25,7 @@ template <class Real, int count, class Key>
 __device__ __forceinline__ void sum_stretch(const Parts<Real>& all, const SortedRows<Key>& rows,
                                             unsigned int begin, const Lanes& lanes, Real* part) {
   const Key key = __ldg(&rows.keys[begin]);
-  const unsigned int end = rows.template end_of_part<stretch_size>(begin);
+  const unsigned int end = end_of_part<stretch_size>(rows, begin);
   for (long long column = lanes.lane * count; column < all.row_width;
        column += lanes.num_lanes * count) {
     Real sum[count];
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(piece_threads, 2)
   // So that no load depends on a condition, position 0 is looked at where there is none.
   const auto goes_on = [&](long long begin) {
     const bool is_there = begin < rows.num_rows;
-    return is_there & !(is_refused | rows.begins_run(is_there ? begin : 0));
+    return is_there & !(is_refused | begins_run(rows, is_there ? begin : 0));
   };
   for (long long first = blockIdx.x * at_once; first * piece_size < rows.num_rows;
        first += gridDim.x * at_once) {
@@ -106,7 +106,7 @@ __global__ void sparse_update_of_groups(
     const __grid_constant__ ArraysOf<Rule, Storage> only_arrays,
     const long long* __restrict__ arrays, const SortedRows<Key> rows,
     const Compute<Storage>* __restrict__ parts, long long row_width,
-    const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+    const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
     const Scalars<Rule, Storage>* __restrict__ many_scalars, unsigned int* touched,
     int lanes_per_row, const unsigned long long* __restrict__ refused) {
   update_rows<Rule, Storage>(Tables{only_gradient, gradients, num_tables}, only_arrays, arrays,
@@ -121,7 +121,7 @@ __global__ void mark_rows(const SortedRows<Key> rows, unsigned int* touched,
                           const unsigned long long* __restrict__ refused) {
   if (*refused) return;
   for (long long i = first_item(); i < rows.num_rows; i += items_per_pass()) {
-    if (!rows.begins_run(i)) continue;
+    if (!begins_run(rows, i)) continue;
     const Key row = __ldg(&rows.keys[i]);
     atomicOr(&touched[word_of(row)], bit_of(row));
   }
@@ -172,7 +172,7 @@ __global__ void update_other_rows(const __grid_constant__ ArraysOf<Rule, Storage
 template <class Rule, class Storage>
 __global__ void update_other_rows_of_groups(
     const __grid_constant__ ArraysOf<Rule, Storage> arrays, long long size, long long row_width,
-    const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+    const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
     const Scalars<Rule, Storage>* __restrict__ many_scalars, long long table,
     const unsigned int* __restrict__ touched, const unsigned long long* __restrict__ refused) {
   if (*refused) return;

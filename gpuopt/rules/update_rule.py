@@ -251,7 +251,8 @@ class UpdateRule:
             )
             checks += [
                 (
-                    f"__builtin_offsetof({struct}, {name}) == {place} * sizeof({real})",
+                    f"gpuopt::is_declared<decltype({struct}::{name}), {real}> && "
+                    f"GPUOPT_OFFSET({name}, {struct}) == {place} * sizeof({real})",
                     f"not in the order of the scalars ({scalars}) of {self.name} in Python",
                 )
                 for place, name in enumerate(self.fields)
@@ -282,13 +283,10 @@ class UpdateRule:
                     f"another in {functor} (degree)",
                 )
             )
-        # Old versions of NVRTC have no offsetof; there, kernels' own declarations are compared.
-        has_offsetof = "#if !defined(__CUDACC_RTC__)"
-        lines = []
-        for check, what in checks:
-            line = f'static_assert({check}, "{what}");'
-            lines += [has_offsetof, line, "#endif"] if "offsetof" in check else [line]
-        return "\n".join(['#include "shared/counts.cuh"', *lines])
+        includes = ['#include "shared/counts.cuh"', '#include "shared/declared.cuh"']
+        return "\n".join(
+            [*includes, *(f'static_assert({check}, "{what}");' for check, what in checks)]
+        )
 
 
 @overload

@@ -9,14 +9,6 @@ namespace gpuopt {
 // Stands for the type of gradients that are measured as they are.
 struct AsTheyAre {};
 
-// What gradients go through on their way to sums. Mirrors `Adding` in
-// gpuopt/backends/cuda/structs.py.
-struct Adding {
-  long long factors;  // the address of the ClipResult whose factor they are multiplied by; 0 for 1
-  long long begins;   // whether the sums begin: what was there before is not read
-  double divisor;     // of the sums, once gradients are added
-};
-
 // Some consecutive elements of a sum, and of the gradient that is added as they are loaded.
 template <class Storage, class Given>
 struct MeasuredChunk {

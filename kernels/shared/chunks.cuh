@@ -7,33 +7,20 @@ namespace gpuopt {
 
 constexpr int dense_threads = 256;
 
-// How many gradients' addresses are passed by value: then a step uploads nothing.
-constexpr int few_gradients = 5;
-struct FewGradients {
-  long long of[few_gradients];
-};
-
-// Elements of one variable that a block updates in one go. Mirrors `Chunk` in
-// gpuopt/backends/cuda/structs.py.
-struct alignas(8) Chunk {
-  unsigned int variable;  // the variable's number
-  unsigned int number;    // among the chunks of the variable
-};
-
 // Returns the scalars of the group of a variable, given its number. `groups` holds the number of
 // each variable's group. A clipped rule has the number of a norm in the place of the factor.
 template <class Rule, class Storage>
 __device__ __forceinline__ Scalars<Rule, Storage> given_scalars(
-    unsigned int variable, const long long* groups, const FewScalars<Rule, Storage>& few_scalars,
+    unsigned int variable, const long long* groups, const FewScalarsOf<Rule, Storage>& few_scalars,
     const Scalars<Rule, Storage>* many_scalars) {
-  const long long group = __ldg(&groups[variable]) + few_scalars.first_group();
+  const long long group = __ldg(&groups[variable]) + first_group(few_scalars);
   return many_scalars == nullptr ? few_scalars.of[group] : many_scalars[group];
 }
 
 // The same, with the factor.
 template <class Rule, class Storage>
 __device__ __forceinline__ Scalars<Rule, Storage> scalars_of_group(
-    unsigned int variable, const long long* groups, const FewScalars<Rule, Storage>& few_scalars,
+    unsigned int variable, const long long* groups, const FewScalarsOf<Rule, Storage>& few_scalars,
     const Scalars<Rule, Storage>* many_scalars) {
   if constexpr (Rule::is_clipped) {
     return with_factor<Rule, Storage>(

@@ -3,19 +3,12 @@
 #include "ranges.cuh"
 #include "squares.cuh"
 #include "storage.cuh"
+#include "structs.cuh"
 
 namespace gpuopt {
 
 // Elements that a block goes through at once: fixed, so that a sum does not depend on the GPU.
 constexpr int clip_chunk = square_chunk;
-
-// Mirrors `ClippedArray` in gpuopt/backends/cuda/structs.py.
-struct ClippedArray {
-  long long source;  // the address of the array
-  long long target;  // the address of the scaled one, or of a sum; 0 if there is none
-  long long size;
-  long long first_chunk;  // the number of its first chunk among those of all arrays
-};
 
 // The number of the array that has a chunk. Precondition: the arrays are in order, and none is
 // empty.

@@ -1,4 +1,5 @@
-// Compares a kernel with its declaration in Python, while it compiles: see kernel.py.
+// Compares a kernel, or a functor of a user's own, with its declaration in Python while it
+// compiles. Compiles as CUDA and as plain C++17, as rules do.
 #pragma once
 
 // The offset of a struct's field; the struct's name, which may have commas, comes last. NVRTC 12

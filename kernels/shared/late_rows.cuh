@@ -17,20 +17,6 @@ struct LateNumbers {
   typename Rule::template Scalars<Real> scalars;
 };
 
-// A table's count of steps: addresses, and a number. Mirrors `LateTable` in
-// gpuopt/backends/cuda/structs.py.
-struct LateTable {
-  long long last;         // int of each key: how many steps its row has made
-  long long now;          // one long long: how many steps were counted
-  long long steps;        // the step size of each step; 0 if rows without a gradient do not move
-  long long sums;         // MissedSteps of each `sums_stride` steps; 0 if steps are made one by one
-  long long weights;      // what a step size of 1 adds to the sums before it, the oldest first
-  long long powers;       // [num_slots, num_powers], double
-  long long numbers;      // LateNumbers
-  long long one_earlier;  // OneEarlier
-  long long window;       // how many steps without a gradient move a row
-};
-
 template <class Value>
 __device__ __forceinline__ Value* array_at(long long address) {
   return reinterpret_cast<Value*>(address);

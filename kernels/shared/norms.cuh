@@ -44,73 +44,57 @@ __device__ __forceinline__ Real factor_of(Real norm, Real most, int form) {
   return norm > most ? one / (norm / most) : one;
 }
 
-// How norms are made of sums. `most_of` has the most of each norm; if it is null, there is one norm
-// that may be `only_most`. Mirrors `ClipRule` in gpuopt/backends/cuda/structs.py.
-struct ClipRule {
-  long long most_of;  // an address
-  double only_most;
-  double unscale;     // what gradients are multiplied by before all else
-  double num_copies;  // how often each gradient comes
-  int form;
-  int is_double;  // else norms are rounded to float
+// Returns a norm and its factors, from the sum of squares of gradients as they came.
+__device__ __forceinline__ ClipResult result_of(const ClipRule& rule, double sum, long long norm) {
+  const double squares = sum * rule.unscale * rule.unscale / rule.num_copies;
+  const double* every = reinterpret_cast<const double*>(rule.most_of);
+  const double most = every == nullptr ? rule.only_most : every[norm];
+  ClipResult result;
+  result.squares = squares;
+  // As much as TensorFlow's sum can hold: beyond it, a norm is infinite.
+  result.norm =
+      rule.is_double ? sqrt(squares) : static_cast<double>(sqrtf(static_cast<float>(squares)));
+  const double factor = factor_of(result.norm, most, rule.form);
+  const float norm_of_floats = static_cast<float>(result.norm);
+  // A norm of doubles may be more than a float holds.
+  const bool is_held = !isinf(norm_of_floats) || isinf(result.norm);
+  result.factor_of_floats =
+      static_cast<double>(static_cast<float>(rule.unscale) *
+                          (is_held ? factor_of(norm_of_floats, static_cast<float>(most), rule.form)
+                                   : static_cast<float>(factor)));
+  result.factor_of_doubles = rule.unscale * factor;
+  return result;
+}
 
-  __device__ __forceinline__ ClipResult result(double scaled, long long norm) const {
-    const double squares = scaled * unscale * unscale / num_copies;
-    const double* every = reinterpret_cast<const double*>(most_of);
-    const double most = every == nullptr ? only_most : every[norm];
-    ClipResult result;
-    result.squares = squares;
-    // As much as TensorFlow's sum can hold: beyond it, a norm is infinite.
-    result.norm =
-        is_double ? sqrt(squares) : static_cast<double>(sqrtf(static_cast<float>(squares)));
-    const double factor = factor_of(result.norm, most, form);
-    const float norm_of_floats = static_cast<float>(result.norm);
-    // A norm of doubles may be more than a float holds.
-    const bool is_held = !isinf(norm_of_floats) || isinf(result.norm);
-    result.factor_of_floats =
-        static_cast<double>(static_cast<float>(unscale) *
-                            (is_held ? factor_of(norm_of_floats, static_cast<float>(most), form)
-                                     : static_cast<float>(factor)));
-    result.factor_of_doubles = unscale * factor;
-    return result;
-  }
-};
+// Returns the sum of the launch's parts of a norm to all threads of the block.
+__device__ __forceinline__ double sum_parts(const ClipTotals& totals, const double* parts,
+                                            long long num_parts, long long norm) {
+  const long long* begins = reinterpret_cast<const long long*>(totals.begins);
+  const long long number = norm - totals.first_norm;
+  const long long end = begins == nullptr ? num_parts : begins[number + 1];
+  const long long begin = begins == nullptr ? 0 : begins[number];
+  double mine = 0;
+  for (long long i = begin + threadIdx.x; i < end; i += clip_threads) mine += __ldcg(&parts[i]);
+  return sum_of_block<clip_threads>(mine);
+}
 
-// Where the sums of one launch go: it adds to some norms, whose numbers follow each other. Mirrors
-// `ClipTotals` in gpuopt/backends/cuda/structs.py.
-struct ClipTotals {
-  long long sums;        // the address of the sum of squares of each norm
-  long long num_done;    // the address of how many blocks are done: 0 before and after the launch
-  long long first_norm;  // the first number
-  long long end_norm;    // the number after the last one
-  long long begins;      // the address of where each one's parts begin, and the last ones end; 0:
-                         // there is one norm
-  long long num_norms;
-  long long is_first;  // whether no launch before it has written sums
+// In the place of the `LossDecision` of a launch that decides: see loss_scaling.cuh.
+struct NoDecision {};
 
-  // Returns the sum of the launch's parts of a norm to all threads of the block.
-  __device__ __forceinline__ double sum_parts(const double* parts, long long num_parts,
-                                              long long norm) const {
-    const long long* of_norm = reinterpret_cast<const long long*>(begins) + (norm - first_norm);
-    const long long end = begins == 0 ? num_parts : of_norm[1];
-    double mine = 0;
-    for (long long i = (begins == 0 ? 0 : of_norm[0]) + threadIdx.x; i < end; i += clip_threads) {
-      mine += __ldcg(&parts[i]);
-    }
-    return sum_of_block<clip_threads>(mine);
-  }
-};
+template <class Decision>
+constexpr bool decides = true;
+template <>
+constexpr bool decides<NoDecision> = false;
 
-// For launches after which nothing is decided; `LossDecision` of loss_scaling.cuh is another.
-struct NoDecision {
-  static constexpr bool decides = false;
-
-  __device__ __forceinline__ void note_bad(long long) const {}
-  __device__ __forceinline__ void take_bad(double*, bool, bool) const {}
-  __device__ __forceinline__ const ClipRule& unscaling(const ClipRule& rule) const { return rule; }
-  __device__ __forceinline__ double scaled(double bound, const ClipRule&) const { return bound; }
-  __device__ __forceinline__ void decide(const double*, bool) const {}
-};
+__device__ __forceinline__ void note_bad(const NoDecision&, long long) {}
+__device__ __forceinline__ void take_bad(const NoDecision&, double*, bool, bool) {}
+__device__ __forceinline__ const ClipRule& unscaling(const NoDecision&, const ClipRule& rule) {
+  return rule;
+}
+__device__ __forceinline__ double scaled(const NoDecision&, double bound, const ClipRule&) {
+  return bound;
+}
+__device__ __forceinline__ void decide(const NoDecision&, const double*, bool) {}
 
 // Adds up the sums of chunks in the block that is done last, and makes results of all sums, and
 // decides, unless `results` is null. With a decision, what is wrong comes behind the sums. Every
@@ -124,27 +108,27 @@ __device__ __forceinline__ void finish_sums(const double* parts, long long num_p
   double* sums = reinterpret_cast<double*>(totals.sums);
   bool is_bad = false;
   for (long long norm = totals.first_norm; norm < totals.end_norm; ++norm) {
-    const double sum = totals.sum_parts(parts, num_parts, norm);
+    const double sum = sum_parts(totals, parts, num_parts, norm);
     is_bad |= isnan(sum);
     if (threadIdx.x == 0) sums[norm] = (totals.is_first ? 0.0 : sums[norm]) + sum;
   }
-  if (threadIdx.x == 0) decision.take_bad(sums + totals.num_norms, totals.is_first, is_bad);
+  if (threadIdx.x == 0) take_bad(decision, sums + totals.num_norms, totals.is_first, is_bad);
   for (long long norm = threadIdx.x; totals.is_first && norm < totals.num_norms;
        norm += clip_threads) {
     if (norm < totals.first_norm || norm >= totals.end_norm) sums[norm] = 0;
   }
   if (results == nullptr) return;
   __syncthreads();
-  const ClipRule& by = decision.unscaling(rule);
+  const ClipRule& by = unscaling(decision, rule);
   bool is_unusable = false;
   for (long long norm = threadIdx.x; norm < totals.num_norms; norm += clip_threads) {
-    const ClipResult result = by.result(sums[norm], norm);
+    const ClipResult result = result_of(by, sums[norm], norm);
     is_unusable |= isnan(result.factor_of_doubles);
     results[norm] = result;
   }
-  if (!Decision::decides) return;
+  if (!decides<Decision>) return;
   is_unusable = __syncthreads_or(is_unusable);
-  if (threadIdx.x == 0) decision.decide(sums + totals.num_norms, is_unusable);
+  if (threadIdx.x == 0) decide(decision, sums + totals.num_norms, is_unusable);
 }
 
 }  // namespace gpuopt

@@ -13,27 +13,20 @@
 
 namespace gpuopt {
 
-// Mirrors `SortedRows` in gpuopt/backends/cuda/structs.py. Kernels read its arrays with __ldg: of a
-// pointer in a struct, the compiler cannot know that nothing writes to the memory.
+// Whether a position's run begins there. Both keys are in flight together. They are read with
+// __ldg: of a pointer in a struct, the compiler cannot know that nothing writes to the memory.
 template <class Key>
-struct SortedRows {
-  const Key* keys;                // the rows in ascending order, [num_rows]
-  const unsigned int* positions;  // where each row stands in the gradient, [num_rows]
-  long long num_rows;
+__device__ __forceinline__ bool begins_run(const SortedRows<Key>& rows, long long i) {
+  const Key before = __ldg(&rows.keys[i > 0 ? i - 1 : 0]);
+  return (i == 0) | (__ldg(&rows.keys[i]) != before);
+}
 
-  // Whether a position's run begins there. Both keys are in flight together.
-  __device__ __forceinline__ bool begins_run(long long i) const {
-    const Key before = __ldg(&keys[i > 0 ? i - 1 : 0]);
-    return (i == 0) | (__ldg(&keys[i]) != before);
-  }
-
-  // The end of the part of `size` positions that has a position.
-  template <int size>
-  __device__ __forceinline__ unsigned int end_of_part(unsigned int i) const {
-    const unsigned int end = i / size * size + size;
-    return num_rows < end ? static_cast<unsigned int>(num_rows) : end;
-  }
-};
+// The end of the part of `size` positions that has a position.
+template <int size, class Key>
+__device__ __forceinline__ unsigned int end_of_part(const SortedRows<Key>& rows, unsigned int i) {
+  const unsigned int end = i / size * size + size;
+  return rows.num_rows < end ? static_cast<unsigned int>(rows.num_rows) : end;
+}
 
 // Rows whose bits share an element of an array that has a bit for each row of a variable.
 constexpr int rows_per_word = 32;
@@ -169,8 +162,8 @@ __device__ __forceinline__ void sum_run(const Storage* grad, const SortedRows<Ke
                                         unsigned int begin, long long column,
                                         Compute<Storage> (&sum)[count]) {
   const Key key = __ldg(&rows.keys[begin]);
-  const unsigned int piece_end = rows.template end_of_part<piece_size>(begin);
-  const unsigned int stretch_end = rows.template end_of_part<stretch_size>(begin);
+  const unsigned int piece_end = end_of_part<piece_size>(rows, begin);
+  const unsigned int stretch_end = end_of_part<stretch_size>(rows, begin);
   const unsigned int end = static_cast<unsigned int>(rows.num_rows);
   if (sum_gradients<4>(grad, rows, begin, piece_end, parts.row_width, column, sum) &&
       add_parts<piece_size>(parts, rows, key, piece_end, stretch_end, column, sum)) {

@@ -2,6 +2,7 @@
 // through it tile by tile.
 #pragma once
 #include "grid.cuh"
+#include "structs.cuh"
 
 namespace gpuopt {
 
@@ -20,22 +21,15 @@ struct Range {
   long long end;
 };
 
-// Mirrors `Shares` in gpuopt/backends/cuda/structs.py.
-struct Shares {
-  long long num_rows;
-  long long num_shares;
-  long long rows_per_share;
+__device__ __forceinline__ Range rows_of(const Shares& shares, long long share) {
+  const long long begin = share * shares.rows_per_share;
+  const long long end = begin + shares.rows_per_share;
+  return {begin, end < shares.num_rows ? end : shares.num_rows};
+}
 
-  __device__ __forceinline__ Range rows_of(long long share) const {
-    const long long begin = share * rows_per_share;
-    const long long end = begin + rows_per_share;
-    return {begin, end < num_rows ? end : num_rows};
-  }
-
-  __device__ __forceinline__ long long num_groups() const {
-    return (num_shares + shares_per_group - 1) / shares_per_group;
-  }
-};
+__device__ __forceinline__ long long num_groups_of(const Shares& shares) {
+  return (shares.num_shares + shares_per_group - 1) / shares_per_group;
+}
 
 // Those rows of a tile that are this thread's: in each round one, warp_size after the one before.
 template <int rounds>

@@ -6,14 +6,6 @@
 
 namespace gpuopt {
 
-// One table's gradient. Mirrors `TableGradient` in gpuopt/backends/cuda/structs.py.
-struct TableGradient {
-  long long first_key;  // of the table's row 0
-  // The address that position 0 among the rows of all tables would have: where this table's rows
-  // begin, its values do.
-  long long values;
-};
-
 // The tables of one launch. A single one is passed by value; `gradients` are read if there are
 // more.
 struct Tables {

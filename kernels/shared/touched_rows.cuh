@@ -26,12 +26,12 @@ struct ScalarsOfOne {
 // The scalars of tables of several groups: of each table. If `many` is null, `few` has them.
 template <class Rule, class Storage>
 struct ScalarsOfGroups {
-  const FewScalars<Rule, Storage>& few_scalars;
+  const FewScalarsOf<Rule, Storage>& few_scalars;
   const Scalars<Rule, Storage>* __restrict__ many_scalars;
 
   // A clipped rule has the number of a norm in the place of the factor.
   __device__ __forceinline__ Scalars<Rule, Storage> given(long long table) const {
-    const long long place = table + few_scalars.first_group();
+    const long long place = table + first_group(few_scalars);
     return many_scalars == nullptr ? few_scalars.of[place] : many_scalars[place];
   }
 
@@ -44,7 +44,7 @@ struct ScalarsOfGroups {
   }
 
   __device__ __forceinline__ Compute<Storage> number(long long table, int place) const {
-    const long long at = table + few_scalars.first_group();
+    const long long at = table + first_group(few_scalars);
     const auto* few = reinterpret_cast<const Compute<Storage>*>(few_scalars.of + at);
     const auto* many = reinterpret_cast<const Compute<Storage>*>(many_scalars + at);
     return many_scalars == nullptr ? few[place] : __ldg(many + place);
@@ -98,7 +98,7 @@ __device__ __forceinline__ void update_rows(
   const Parts<const Compute<Storage>> all(parts, rows.num_rows, row_width);
   const bool is_refused = *refused != 0;
   for (long long begin = lanes.group; begin < rows.num_rows; begin += lanes.num_groups) {
-    if (is_refused | !rows.begins_run(begin)) continue;
+    if (is_refused | !begins_run(rows, begin)) continue;
     const Key key = __ldg(&rows.keys[begin]);
     const long long row = static_cast<long long>(key);
     const long long table = num_tables == 1 ? 0 : tables.number_of(key);

@@ -4,6 +4,7 @@
 #include "rule.cuh"
 #include "split.cuh"
 #include "storage.cuh"
+#include "structs.cuh"
 
 namespace gpuopt {
 
@@ -17,54 +18,37 @@ constexpr int few_groups =
     (2048 / sizeof(Scalars<Rule, Storage>) < 64 ? 2048 / sizeof(Scalars<Rule, Storage>) : 64) /
     (1 + Rule::is_clipped) * (1 + Rule::is_clipped);
 
-// The address of what clipped gradients are multiplied by, from `ClipResult` of clip.cu on.
-template <class Rule, bool = Rule::is_clipped>
-struct FactorsOf {};
-template <class Rule>
-struct FactorsOf<Rule, true> {
-  long long factors;
+// The scalars of several groups of variables, passed by value.
+template <class Rule, class Storage, bool = Rule::is_clipped, bool = Rule::is_scaled>
+struct ScalarsOfFew {
+  using type = FewScalars<Scalars<Rule, Storage>, few_groups<Rule, Storage>>;
 };
-
-// How many steps a scaled rule's optimizer has made. The device may have made less than the host
-// takes for made: so there are the scalars of all groups for the host's count, and then those for
-// one less, and so on.
-template <class Rule, bool = Rule::is_scaled>
-struct CountOf {
-  __device__ __forceinline__ static long long first_group() { return 0; }
-};
-template <class Rule>
-struct CountOf<Rule, true> {
-  long long num_made;    // the address of the device's count, after the step
-  long long host_count;  // the host's, after the step
-  long long num_groups;
-
-  // Returns where the scalars of the groups begin.
-  __device__ __forceinline__ long long first_group() const {
-    const long long behind = host_count - __ldg(reinterpret_cast<const long long*>(num_made));
-    return behind > 0 ? behind * num_groups : 0;
-  }
-};
-
-// The scalars of several groups of variables. Mirrors `FewScalars`, `ClippedScalars` and
-// `ScaledScalars` in gpuopt/backends/cuda/structs.py.
 template <class Rule, class Storage>
-struct FewScalars : FactorsOf<Rule>, CountOf<Rule> {
-  Scalars<Rule, Storage> of[few_groups<Rule, Storage>];
+struct ScalarsOfFew<Rule, Storage, true, false> {
+  using type = ClippedScalars<Scalars<Rule, Storage>, few_groups<Rule, Storage>>;
 };
+template <class Rule, class Storage>
+struct ScalarsOfFew<Rule, Storage, true, true> {
+  using type = ScaledScalars<Scalars<Rule, Storage>, few_groups<Rule, Storage>>;
+};
+template <class Rule, class Storage>
+using FewScalarsOf = typename ScalarsOfFew<Rule, Storage>::type;
 
-// What a kernel writes about a norm. Mirrors the columns of `Clips.factors` in
-// gpuopt/backends/clips.py.
-struct ClipResult {
-  double squares;  // the sum of squares
-  double norm;
-  double factor_of_floats;
-  double factor_of_doubles;
-};
+// Returns where the scalars of the groups begin: of as many steps as the device has made.
+template <class Few>
+__device__ __forceinline__ long long first_group(const Few&) {
+  return 0;
+}
+template <class Scalars, int count>
+__device__ __forceinline__ long long first_group(const ScaledScalars<Scalars, count>& few) {
+  const long long behind = few.host_count - __ldg(reinterpret_cast<const long long*>(few.num_made));
+  return behind > 0 ? behind * few.num_groups : 0;
+}
 
 // Returns a clipped rule's scalars with the factor in the place of its norm's number.
 template <class Rule, class Storage>
 __device__ __forceinline__ Scalars<Rule, Storage> with_factor(
-    Scalars<Rule, Storage> scalars, const FewScalars<Rule, Storage>& few_scalars) {
+    Scalars<Rule, Storage> scalars, const FewScalarsOf<Rule, Storage>& few_scalars) {
   using Real = Compute<Storage>;
   const int norm = static_cast<int>(scalars.clip_factor);
   scalars.clip_factor = Real(1);
@@ -81,13 +65,10 @@ __device__ __forceinline__ Scalars<Rule, Storage> with_factor(
 template <class Rule, class Storage>
 constexpr int num_arrays = 1 + Rule::num_slots + StoredBeside<Storage>::num_arrays;
 
-// The addresses of a variable, its slots and what is beside it, passed by value.
-template <int count>
-struct Arrays {
-  long long of[count];
-};
 template <class Rule, class Storage>
 using ArraysOf = Arrays<num_arrays<Rule, Storage>>;
+template <class Rule, class Storage>
+using VariableOf = Variable<num_arrays<Rule, Storage>>;
 
 // What is kept beside a variable: an array of as many elements, or nothing.
 template <class Kept>

@@ -47,7 +47,7 @@ struct VariableSums {
   __device__ __forceinline__ void finish_chunk(long long chunk, unsigned int variable,
                                                const Compute<Storage> (&mine)[Rule::num_sums],
                                                const long long* groups,
-                                               const FewScalars<Rule, Storage>& few_scalars,
+                                               const FewScalarsOf<Rule, Storage>& few_scalars,
                                                const Scalars<Rule, Storage>* many_scalars) const {
     constexpr int num_sums = Rule::num_sums;
 #pragma unroll

@@ -181,6 +181,10 @@ def test_packages_that_give_their_headers_and_functors_one_name_are_kept_apart(
             {"scalars": "Real decay, learning_rate;"},
             "not in the order of the scalars .* of momentum in Python",
         ),
+        (
+            {"scalars": "Real learning_rate; int decay;"},
+            "not in the order of the scalars .* of momentum in Python",
+        ),
         *OTHER_COUNTS,
     ],
 )

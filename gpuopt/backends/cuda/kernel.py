@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
-from gpuopt.backends.cuda.parameters import Parameter, Pointer, Struct
+from gpuopt.backends.cuda.parameters import Parameter
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.sources import kernel_root
 from gpuopt.rules.update_rule import UpdateRule
@@ -108,9 +108,6 @@ class Kernel:
                     f"parameter {position} of {self.expression}, {name}, as {parameter.cpp_type}",
                 )
             )
-            pointed = parameter.struct if isinstance(parameter, Pointer) else parameter
-            if isinstance(pointed, Struct):
-                lines += _layout(pointed)
         for name, value in self.constants.items():
             lines.append(_assertion(f"{name} == {value}", f"{name} as {value}"))
         return lines
@@ -155,15 +152,3 @@ class Kernel:
 
 def _assertion(condition: str, declaration: str) -> str:
     return f'static_assert({condition}, "Python declares {declaration}");'
-
-
-def _layout(declared: Struct) -> list[str]:
-    """Asserts that a struct has these fields in C++, and no others."""
-    name, size = declared.cpp_type, declared.size
-    lines = [_assertion(f"sizeof({name}) == {size}", f"{name} with {size} bytes")]
-    for (field, parameter), offset in zip(declared.fields.items(), declared.offsets, strict=True):
-        same_type = f"gpuopt::is_declared<decltype({name}::{field}), {parameter.cpp_type}>"
-        same_place = f"GPUOPT_OFFSET({field}, {name}) == {offset}"
-        declaration = f"{name}::{field} as {parameter.cpp_type} at byte {offset}"
-        lines.append(_assertion(f"{same_type} && {same_place}", declaration))
-    return lines

@@ -1,4 +1,4 @@
-"""What kernels take: numbers, pointers, and structs by value, declared as C++ declares them."""
+"""What kernels take: numbers, pointers, and structs by value, with their types in C++."""
 
 from __future__ import annotations
 
@@ -109,10 +109,6 @@ class Numbers:
         return f"{self.count} of {self.number}"
 
     @property
-    def cpp_type(self) -> str:
-        return f"{self.number.cpp_type}[{self.count}]"
-
-    @property
     def code(self) -> str:
         return f"{self.count}{self.number.code}"
 
@@ -139,10 +135,6 @@ class Records:
         return f"the bytes of up to {self.count} of {self.record.cpp_type}"
 
     @property
-    def cpp_type(self) -> str:
-        return f"{self.record.cpp_type}[{self.count}]"
-
-    @property
     def code(self) -> str:
         return f"{self.count * self.record.size}s"
 
@@ -152,6 +144,17 @@ class Records:
         if type(given) is not bytes or len(given) % size or len(given) > self.count * size:
             raise _refusal(self, given)
         return (given,)
+
+
+@dataclass(frozen=True)
+class Several:
+    """An array inside a struct template, whose parameter `count` is its length.
+
+    Attributes:
+        element: A number, or the name of the parameter that stands for a struct.
+    """
+
+    element: Number | str
 
 
 @dataclass(frozen=True)
@@ -199,8 +202,7 @@ class Pointer:
 class Struct:
     """A struct by value; in Python, a NamedTuple with fields of the same names.
 
-    Its fields lie side by side, without padding. So if all have C++'s types and offsets, and the
-    whole has C++'s size, there is no room for a field that only C++ knows of.
+    Its fields lie side by side, without padding: so all compilers have the same offsets.
 
     Attributes:
         cpp_type: Its name in C++, with template arguments.
@@ -208,7 +210,7 @@ class Struct:
     """
 
     cpp_type: str
-    fields: Mapping[str, Number | Numbers | Records | Pointer]
+    fields: Mapping[str, Field]
 
     def __post_init__(self) -> None:
         codes = [field.code for field in self.fields.values()]
@@ -261,24 +263,43 @@ class Struct:
         return tuple(field.scalar if isinstance(field, Number) else None for field in fields)
 
 
+Field = Number | Numbers | Records | Pointer
 Parameter = Number | Pointer | Struct
 
 
-def struct_of(form: type[Any], **types: str) -> Struct:
-    """Returns the struct that mirrors a NamedTuple in C++.
+def struct_of(form: type, **arguments: str | int | Struct) -> Struct:
+    """Returns the struct of a NamedTuple of structs.py.
 
     Args:
-        form: Its fields are annotated by what they are in C++, and its twin is `gpuopt::<name>`.
-        types: The twin's template parameters, in order, each with the dtype that is filled in. A
-            field of such a type has the template parameter's name in place of a dtype.
+        form: Its fields are annotated by what they are in C++, where it is `gpuopt::<name>`.
+        arguments: Those of the template, by the names of its parameters and in order: a dtype, a
+            struct, or the `count` of elements of its arrays.
     """
-    fields = {}
-    for name, hint in get_type_hints(form, include_extras=True).items():
-        [field] = hint.__metadata__
-        is_template = isinstance(field, Number | Pointer) and field.dtype in types
-        fields[name] = replace(field, dtype=types[field.dtype]) if is_template else field
-    arguments = ", ".join(CPP_TYPES[dtype] for dtype in types.values())
-    return Struct(f"gpuopt::{form.__name__}{f'<{arguments}>' if types else ''}", fields)
+    fields = {name: _filled_in(field, arguments) for name, field in fields_of(form).items()}
+    in_cpp = (
+        each.cpp_type if isinstance(each, Struct) else CPP_TYPES.get(str(each), str(each))
+        for each in arguments.values()
+    )
+    listed = f"<{', '.join(in_cpp)}>" if arguments else ""
+    return Struct(f"gpuopt::{form.__name__}{listed}", fields)
+
+
+@cache
+def fields_of(form: type) -> dict[str, Field | Several]:
+    """Returns what a NamedTuple's fields are in C++. Cached: Python evaluates each annotation."""
+    hints = get_type_hints(form, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+def _filled_in(field: Field | Several, arguments: Mapping[str, Any]) -> Field:
+    """Puts arguments in the places of a template's parameters."""
+    if isinstance(field, Several):
+        if isinstance(field.element, Number):
+            return Numbers(field.element, arguments["count"])
+        return Records(arguments[field.element], arguments["count"])
+    if isinstance(field, Pointer) and field.dtype in arguments:
+        return replace(field, dtype=arguments[field.dtype])
+    return field
 
 
 def _refusal(expected: Parameter | Numbers | Records, given: Any) -> TypeError:

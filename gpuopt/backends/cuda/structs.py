@@ -1,11 +1,14 @@
-"""How data for kernels is laid out. Structs have twins in C++, of the same names and fields."""
+"""How data for kernels is laid out: structs of C++, in kernels/shared/structs.cuh.
+
+That header is written from this file by tests/support/structs_header.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
-from gpuopt.backends.cuda.parameters import Number, Numbers, Pointer
+from gpuopt.backends.cuda.parameters import Number, Numbers, Pointer, Several
 
 # How many gradients' addresses a dense update takes by value.
 FEW_GRADIENTS = 5
@@ -19,59 +22,89 @@ NOTHING_IS_WRONG = 2**53
 
 
 class FewGradients(NamedTuple):
-    """The addresses of gradients, by value; its twin is in kernels/shared/chunks.cuh."""
+    """The addresses of gradients, by value: then a step uploads nothing."""
 
     of: Annotated[Sequence[int], Numbers(Number("int64"), FEW_GRADIENTS)]
 
 
 class FewScalars(NamedTuple):
-    """The scalars of groups, by value; its twin is in kernels/shared/update.cuh.
+    """The scalars of groups, by value.
 
     Attributes:
         of: The bytes of [num_groups, num_scalars], in the type that the rule computes in.
     """
 
-    of: bytes
+    of: Annotated[bytes, Several("Scalars")]
 
 
 class ClippedScalars(NamedTuple):
-    """The same of a clipped rule.
+    """The scalars of groups of a clipped rule, by value.
 
     Attributes:
-        factors: The address of what `Clips.factors` returned; 0 if no gradient has a norm.
+        factors: The address of what `Clips.factors` returned, `ClipResult` of each norm; 0 if no
+            gradient has a norm.
         of: See `FewScalars`.
     """
 
-    factors: int
-    of: bytes
+    factors: Annotated[int, Number("int64")]
+    of: Annotated[bytes, Several("Scalars")]
 
 
 class ScaledScalars(NamedTuple):
-    """The same of a scaled rule.
+    """The scalars of groups of a scaled rule, by value.
+
+    The device may have made fewer steps than the host takes for made: so there are the scalars of
+    all groups for the host's count, then those for one step less, and so on.
 
     Attributes:
         factors: See `ClippedScalars`.
         num_made: The address of how many steps were made, this one included.
         host_count: How many the host takes for made.
         num_groups: How many groups there are scalars for, for each count.
-        of: See `FewScalars`; those of the host's count come first, then those of one step less.
+        of: See `FewScalars`.
     """
 
-    factors: int
-    num_made: int
-    host_count: int
-    num_groups: int
-    of: bytes
+    factors: Annotated[int, Number("int64")]
+    num_made: Annotated[int, Number("int64")]
+    host_count: Annotated[int, Number("int64")]
+    num_groups: Annotated[int, Number("int64")]
+    of: Annotated[bytes, Several("Scalars")]
 
 
 class Arrays(NamedTuple):
-    """The addresses of a variable and its slots; its twin is in kernels/shared/update.cuh."""
+    """The addresses of a variable, its slots, and what is beside it, by value."""
 
-    of: Sequence[int]
+    of: Annotated[Sequence[int], Several(Number("int64"))]
+
+
+class Variable(NamedTuple):
+    """One variable of a launch: its size lies beside the addresses that a block needs with it.
+
+    Attributes:
+        size: In elements.
+        arrays: See `Arrays`.
+    """
+
+    size: Annotated[int, Number("int64")]
+    arrays: Annotated[Sequence[int], Several(Number("int64"))]
+
+
+class CodedVariable(NamedTuple):
+    """One variable of a launch, with slots in 8 bits.
+
+    Attributes:
+        size: In elements.
+        width: The size of a row that blocks end at, or of the variable.
+        arrays: The addresses of the variable, its codes and their scales.
+    """
+
+    size: Annotated[int, Number("int64")]
+    width: Annotated[int, Number("int64")]
+    arrays: Annotated[Sequence[int], Several(Number("int64"))]
 
 
 class Chunk(NamedTuple):
-    """Elements that a block updates in one go; its twin is in kernels/shared/chunks.cuh.
+    """Elements that a block updates in one go.
 
     Attributes:
         variable: The variable's number.
@@ -83,11 +116,11 @@ class Chunk(NamedTuple):
 
 
 class IndexList(NamedTuple):
-    """The rows of one variable's sparse gradient; its twin is in kernels/check_rows.cu.
+    """The rows of one variable's sparse gradient.
 
     Attributes:
-        address: Of the first row.
-        index_size: In bytes: of int32 or int64.
+        address: The address of the first row.
+        index_size: The size of a row's number in bytes: of int32 or int64.
         first: Where the rows begin among those of all lists.
         first_key: The key of the variable's row 0, if variables are sorted together.
         height: The variable's number of rows.
@@ -103,7 +136,7 @@ class IndexList(NamedTuple):
 
 
 class ClippedArray(NamedTuple):
-    """One array whose norm is taken, or that is scaled; its twin is in shared/clipped_arrays.cuh.
+    """One array whose norm is taken, or that is scaled.
 
     Attributes:
         source: The array's address.
@@ -119,13 +152,12 @@ class ClippedArray(NamedTuple):
 
 
 class Adding(NamedTuple):
-    """How gradients become sums that are measured; its twin is in shared/added_gradients.cuh.
+    """How gradients become sums that are measured.
 
     Attributes:
-        factors: The address of what they are multiplied by: of `Clips.factors` of one norm; 0 for
-            1.
-        begins: Whether the sums begin.
-        divisor: What the sums are divided by then.
+        factors: The address of a `ClipResult`, whose factor they are multiplied by; 0 for 1.
+        begins: Whether the sums begin: what was there before is not read.
+        divisor: What the sums are divided by after the gradients are added.
     """
 
     factors: Annotated[int, Number("int64")]
@@ -134,7 +166,7 @@ class Adding(NamedTuple):
 
 
 class MeasuredVariable(NamedTuple):
-    """What belongs to a gradient of `measure_inputs`; its twin is in kernels/measure_inputs.cu.
+    """What belongs to a gradient of `measure_inputs`.
 
     Attributes:
         number: The variable's number among those of the plan.
@@ -148,7 +180,7 @@ class MeasuredVariable(NamedTuple):
 
 
 class ClipRule(NamedTuple):
-    """How norms are made of sums of squares; its twin is in kernels/shared/norms.cuh.
+    """How norms are made of sums of squares.
 
     Attributes:
         most_of: The address of the most of each norm, float64; 0 if there is one norm.
@@ -168,7 +200,7 @@ class ClipRule(NamedTuple):
 
 
 class ClipResult(NamedTuple):
-    """A row of what `Clips.factors` returns; its twin is in kernels/shared/update.cuh."""
+    """A row of what `Clips.factors` returns."""
 
     squares: Annotated[float, Number("float64")]
     norm: Annotated[float, Number("float64")]
@@ -177,13 +209,13 @@ class ClipResult(NamedTuple):
 
 
 class FewSums(NamedTuple):
-    """The addresses of the sums of several devices, by value; its twin is in kernels/clip.cu."""
+    """The addresses of the sums of several devices, by value."""
 
     of: Annotated[Sequence[int], Numbers(Number("int64"), FEW_DEVICES)]
 
 
 class ClipTotals(NamedTuple):
-    """Where the sums of one launch go; its twin is in kernels/shared/norms.cuh.
+    """Where the sums of one launch go.
 
     The launch adds to some norms, whose numbers follow each other.
 
@@ -208,15 +240,15 @@ class ClipTotals(NamedTuple):
 
 
 class LossScaling(NamedTuple):
-    """A loss scale on a device; its twin is in kernels/shared/loss_scaling.cuh.
+    """A loss scale on a device.
 
     Attributes:
-        is_left_out: Whether the step is; updates read it as they read a row flag.
+        is_left_out: Whether the step is left out; updates read it as they read a row flag.
         num_made: How many steps were made.
         last_bad_step: The number of the last one whose gradients were not finite; 0 if none was.
         first_bad: The number of its first gradient that was not; -1: a clipped one.
         good_steps, bad_steps, num_skipped, skipped_in_a_row, loss_scale: See `ScaleState`.
-        unscale: What gradients are multiplied by.
+        unscale: What gradients are multiplied by: the scale's reciprocal.
     """
 
     is_left_out: Annotated[int, Number("uint64")]
@@ -232,7 +264,7 @@ class LossScaling(NamedTuple):
 
 
 class LossDecision(NamedTuple):
-    """What decides about a step; its twin is in kernels/shared/loss_scaling.cuh.
+    """What decides about a step.
 
     Attributes:
         before: The address of the `LossScaling` before the step.
@@ -240,7 +272,7 @@ class LossDecision(NamedTuple):
         refused: The address of the row flag.
         bad: The address of a word for gradients that are not finite, uint64: 0 between launches.
         numbers: The address of the numbers of the launch's gradients; 0 if it has one.
-        number: The only one's.
+        number: The number of the only one.
         step: The step's own number, from 1.
         incr_every, decr_every: See `ScaleRule`.
         accept_after: After how many skipped steps one is made anyway; below 0 for never.
@@ -265,7 +297,7 @@ class LossDecision(NamedTuple):
 
 
 class CopiedRows(NamedTuple):
-    """Rows of one array that are copied; its twin is in kernels/copy_rows.cu.
+    """Rows of one array that are copied.
 
     Attributes:
         target: The address of what is written.
@@ -273,7 +305,7 @@ class CopiedRows(NamedTuple):
         from_rows: The address of the rows of the source, int64; 0 if all are copied, in order.
         to_rows: The address of the rows of the target, likewise.
         low, high: The number, repeated in 16 bytes.
-        word_bytes: How much a thread copies at once; it divides addresses and rows.
+        word_bytes: How much a thread copies at once, up to 16; it divides addresses and rows.
         row_words: How many words a row has.
         num_words: How many words all rows have.
         first_chunk: The number of its first chunk among those of all arrays.
@@ -292,11 +324,12 @@ class CopiedRows(NamedTuple):
 
 
 class TableGradient(NamedTuple):
-    """One table's gradient in a sparse update; its twin is in kernels/shared/tables.cuh.
+    """One table's gradient in a sparse update.
 
     Attributes:
         first_key: The key of the table's row 0.
-        values: The address that position 0 among the rows of all tables would have.
+        values: The address that position 0 among the rows of all tables would have: where this
+            table's rows begin, its values do.
     """
 
     first_key: Annotated[int, Number("int64")]
@@ -304,7 +337,7 @@ class TableGradient(NamedTuple):
 
 
 class LateTable(NamedTuple):
-    """What is known of a table's rows that missed steps; its twin is in shared/late_rows.cuh.
+    """What is known of a table's rows that missed steps.
 
     Attributes:
         last: The address of how many steps each row has made, int32: the one that key 0 would have.
@@ -330,7 +363,7 @@ class LateTable(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """How the rows to sort are divided among blocks; its twin is in kernels/shared/shares.cuh.
+    """How the rows to sort are divided among blocks.
 
     Attributes:
         num_rows: How many rows there are.
@@ -344,7 +377,7 @@ class Shares(NamedTuple):
 
 
 class SortedRows(NamedTuple):
-    """A gradient's rows, sorted; its twin is in kernels/shared/runs.cuh.
+    """A gradient's rows, sorted.
 
     Attributes:
         keys: The rows in ascending order, [num_rows], uint32 or uint64.

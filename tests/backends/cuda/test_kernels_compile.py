@@ -25,8 +25,7 @@ from nvrtc import ARCHITECTURES, compile_together, ptx_of
 
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.parameters import Number, Parameter, Pointer, struct_of
-from gpuopt.backends.cuda.structs import SortedRows
+from gpuopt.backends.cuda.parameters import Number, Parameter, Pointer
 
 pytestmark = pytest.mark.nvrtc
 
@@ -187,12 +186,7 @@ def declared(what: str) -> str:
 
 def wrong_declarations() -> dict[str, tuple[Kernel, str]]:
     """Kernels that Python declares otherwise than C++, each with what NVRTC should name."""
-    move_rows, sum_runs = (
-        kernels.move_rows("int64", "uint32"),
-        kernels.sum_runs("float32", "uint32"),
-    )
-    rows = struct_of(SortedRows, Key="uint32")
-    positions_first = {"positions": rows.fields["positions"], **rows.fields}
+    move_rows = kernels.move_rows("int64", "uint32")
     return {
         "scalar missing": (
             kernels.sparse_update(replace(four_slots, scalars=()), "float64", "uint32"),
@@ -202,9 +196,9 @@ def wrong_declarations() -> dict[str, tuple[Kernel, str]]:
             kernels.dense_update(replace(four_slots, slots=()), "float32"),
             '"not as many as the slots () of four_slots in Python"',
         ),
-        "fields swapped": (
-            with_parameters(sum_runs, rows=replace(rows, fields=positions_first)),
-            declared("gpuopt::SortedRows<unsigned int>::positions as unsigned int* at byte 0"),
+        "scalar of another name": (
+            kernels.dense_update(replace(four_slots, scalars=("rate",)), "float32"),
+            'has no member "rate"',
         ),
         "parameter of another type": (
             with_parameters(move_rows, counts=Pointer("uint64")),

@@ -16,7 +16,7 @@ from gpuopt.backends.cuda.kernels.of_rules import (
 from gpuopt.backends.cuda.launch_shapes import DENSE_THREADS
 from gpuopt.backends.cuda.mixed import Storage, cpp_storage, real_of
 from gpuopt.backends.cuda.parameters import Parameter, Pointer, struct_of
-from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
+from gpuopt.backends.cuda.structs import Chunk, FewGradients
 from gpuopt.rules.slot_codes import Coding, packed_codings
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -28,11 +28,8 @@ _CHUNKS: dict[str, Parameter] = {
     "grads": Pointer("int64", is_optional=True),
     "few_grads": struct_of(FewGradients),
 }
-# Constants in each file that the host relies on.
-_OF_DENSE_UPDATE = {
-    "gpuopt::dense_threads": DENSE_THREADS,
-    "gpuopt::few_gradients": FEW_GRADIENTS,
-}
+# A constant that the host relies on.
+_OF_DENSE_UPDATE = {"gpuopt::dense_threads": DENSE_THREADS}
 
 
 @cache

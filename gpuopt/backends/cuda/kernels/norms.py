@@ -19,7 +19,6 @@ from gpuopt.backends.cuda.structs import (
     ClipTotals,
     FewSums,
     LossDecision,
-    LossScaling,
     MeasuredVariable,
     SortedRows,
 )
@@ -45,10 +44,7 @@ _OF_FACTORS = {
     "gpuopt::clip_torch": ClipForm.TORCH,
     "gpuopt::clip_apex": ClipForm.APEX,
 }
-_OF_DECISION = {
-    "sizeof(gpuopt::LossScaling)": struct_of(LossScaling).size,
-    "gpuopt::nothing_is_wrong": NOTHING_IS_WRONG,
-}
+_OF_DECISION = {"gpuopt::nothing_is_wrong": NOTHING_IS_WRONG}
 _OF_MEASURE_ROWS = {
     "gpuopt::clip_threads": CLIP_THREADS,
     "gpuopt::measured_rows": MEASURED_ROWS,

@@ -8,23 +8,24 @@ from functools import cache
 from typing import Any
 
 from gpuopt.backends.backend import Scalars
-from gpuopt.backends.cuda.kernels.common import INT64
-from gpuopt.backends.cuda.mixed import Storage, cpp_storage, num_beside, real_of
+from gpuopt.backends.cuda.mixed import Storage, num_beside, real_of
 from gpuopt.backends.cuda.parameters import (
     CPP_TYPES,
     Number,
-    Numbers,
     Parameter,
     Pointer,
-    Records,
     Struct,
+    struct_of,
 )
 from gpuopt.backends.cuda.structs import (
     FEW_GROUPS,
     FEW_GROUPS_BYTES,
+    Arrays,
     ClippedScalars,
+    CodedVariable,
     FewScalars,
     ScaledScalars,
+    Variable,
 )
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -65,26 +66,21 @@ def scalars_struct(rule: UpdateRule, storage: Storage) -> Struct:
 def scalars_of_groups(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
     """The scalars of several groups: by value, or on the device."""
     one = scalars_struct(rule, storage)
-    struct = f"gpuopt::FewScalars<{rule.functor}, {cpp_storage(storage)}>"
-    before = [name for name in form_of_scalars(rule)._fields if name != "of"]
-    records = Records(one, few_groups(rule, storage))
+    few = struct_of(form_of_scalars(rule), Scalars=one, count=few_groups(rule, storage))
     return {
-        "few_scalars": Struct(struct, {**dict.fromkeys(before, INT64), "of": records}),
+        "few_scalars": few,
         "many_scalars": Pointer(real_of(storage), one, is_optional=True),
     }
 
 
 def variables(rule: UpdateRule, storage: Storage) -> Pointer:
     """The sizes of variables, and the addresses of each, its slots, and what is beside it."""
-    name = f"gpuopt::Variable<{rule.functor}, {cpp_storage(storage)}>"
-    addresses = Numbers(INT64, _num_arrays(rule, storage))
-    return Pointer("int64", Struct(name, {"size": INT64, "arrays": addresses}))
+    return Pointer("int64", struct_of(Variable, count=_num_arrays(rule, storage)))
 
 
 def arrays_struct(rule: UpdateRule, storage: Storage) -> Struct:
     """The addresses of a variable, its slots, and what is beside it."""
-    count = _num_arrays(rule, storage)
-    return Struct(f"gpuopt::Arrays<{count}>", {"of": Numbers(Number("int64"), count)})
+    return struct_of(Arrays, count=_num_arrays(rule, storage))
 
 
 def _num_arrays(rule: UpdateRule, storage: Storage) -> int:
@@ -93,15 +89,12 @@ def _num_arrays(rule: UpdateRule, storage: Storage) -> int:
 
 def coded_variables(rule: UpdateRule) -> Pointer:
     """The sizes and widths of variables, and the addresses of each, its codes and its scales."""
-    name = f"gpuopt::CodedVariable<{rule.functor}>"
-    arrays = Numbers(INT64, _num_coded_arrays(rule))
-    return Pointer("int64", Struct(name, {"size": INT64, "width": INT64, "arrays": arrays}))
+    return Pointer("int64", struct_of(CodedVariable, count=_num_coded_arrays(rule)))
 
 
 def coded_arrays(rule: UpdateRule) -> Struct:
     """The addresses of a variable, its codes and its scales."""
-    count = _num_coded_arrays(rule)
-    return Struct(f"gpuopt::Arrays<{count}>", {"of": Numbers(INT64, count)})
+    return struct_of(Arrays, count=_num_coded_arrays(rule))
 
 
 def _num_coded_arrays(rule: UpdateRule) -> int:
