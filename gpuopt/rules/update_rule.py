@@ -253,7 +253,8 @@ class UpdateRule:
                 (
                     f"gpuopt::is_declared<decltype({struct}::{name}), {real}> && "
                     f"GPUOPT_OFFSET({name}, {struct}) == {place} * sizeof({real})",
-                    f"not in the order of the scalars ({scalars}) of {self.name} in Python",
+                    f"not in the order of the scalars ({scalars}) of {self.name} in Python, or "
+                    f"not {real}",
                 )
                 for place, name in enumerate(self.fields)
             ]

@@ -4,11 +4,6 @@
 #pragma once
 #include "element.cuh"
 
-// Loops rely on the layout of a rule's scalars, and every compiler of ours has it right.
-#if !defined(__CUDACC__)
-#pragma GCC diagnostic ignored "-Winvalid-offsetof"
-#endif
-
 namespace gpuopt {
 
 struct RuleDefaults {
