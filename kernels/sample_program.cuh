@@ -1,28 +1,37 @@
 // What gpuopt generates from the rule `adam` in gpuopt/optimizers/adam.py. Compilers get such a
 // text before a file of kernels/; the kernel in dense_update.cu is then
-//     gpuopt::dense_update<gpuopt::traced::adam_622cc512, float>
+//     gpuopt::dense_update<gpuopt::traced::adam_78f26089, float>
 // Nothing includes this file; `.venv/bin/python tests/support/tables.py` writes it.
 // clang-format off
 #include "shared/numpy.cuh"
 #include "shared/rule.cuh"
-#ifndef GPUOPT_TRACED_adam_622cc512
-#define GPUOPT_TRACED_adam_622cc512
+#ifndef GPUOPT_TRACED_adam_78f26089
+#define GPUOPT_TRACED_adam_78f26089
 namespace gpuopt {
 namespace traced {
-struct adam_622cc512 : RuleDefaults {
+struct adam_78f26089 : RuleDefaults {
   static constexpr int num_slots = 2;
   template <class Real>
   struct Scalars { Real step_size_, beta1_, beta2_, epsilon_; };
   template <class Real>
   GPUOPT_INLINE static void apply(Real& var, Real grad, Real* slot, const Scalars<Real>& s) {
-    const Real t0 = slot[0] + ((Real(1.0) - s.beta1_) * (grad - slot[0]));  // adam.py:44
-    const Real t1 = slot[1] + ((Real(1.0) - s.beta2_) * ((grad * grad) - slot[1]));  // adam.py:45
-    const Real new_0 = (var - ((s.step_size_ * t0) / ((numpy::sqrt(t1)) + s.epsilon_)));  // adam.py:46
-    const Real new_1 = t0;  // adam.py:44
-    const Real new_2 = t1;  // adam.py:45
+#line 44 "gpuopt/optimizers/adam.py"
+    const Real t0 = slot[0] + ((Real(1.0) - s.beta1_) * (grad - slot[0]));
+#line 45 "gpuopt/optimizers/adam.py"
+    const Real t1 = slot[1] + ((Real(1.0) - s.beta2_) * ((grad * grad) - slot[1]));
+#line 46 "gpuopt/optimizers/adam.py"
+    const Real new_0 = (var - ((s.step_size_ * t0) / ((numpy::sqrt(t1)) + s.epsilon_)));
+#line 44 "gpuopt/optimizers/adam.py"
+    const Real new_1 = t0;
+#line 45 "gpuopt/optimizers/adam.py"
+    const Real new_2 = t1;
+#line 46 "gpuopt/optimizers/adam.py"
     var = new_0;
+#line 44 "gpuopt/optimizers/adam.py"
     slot[0] = new_1;
+#line 45 "gpuopt/optimizers/adam.py"
     slot[1] = new_2;
+#line 1 "generated"
   }
 };
 }

@@ -18,6 +18,9 @@ _COSTLY = {"divide", "power", "select", "sqrt"}
 # numpy's sum of two truth values is one; C++ adds numbers.
 _OF_TRUTHS = {"add": "logical_or", "multiply": "logical_and"}
 
+# The place of what is from no line of Python.
+_GENERATED = "generated:1"
+
 
 class Functor(NamedTuple):
     """A functor in C++.
@@ -189,8 +192,8 @@ def _stage(stage: EmittedStage, fields: Sequence[str]) -> list[str]:
 def _struct(name: str, lines: Sequence[str]) -> Functor:
     """Returns a functor, whose name is made of what it does."""
     body = "\n".join(lines)
-    # Comments do not count: a rule that moves in its file is compiled no second time.
-    digest = hashlib.sha256(re.sub("//.*", "", body).encode()).hexdigest()[:8]
+    # A rule that moves in its file keeps its name.
+    digest = hashlib.sha256("\n".join(_without_places(lines)).encode()).hexdigest()[:8]
     plain = re.sub("[^A-Za-z0-9_]", "_", name)
     struct = f"{plain}_{digest}"
     guard = f"GPUOPT_TRACED_{struct}"  # as a rule and one with stages may stand in one text
@@ -225,7 +228,7 @@ def _functions(
 
 
 def _function(head: str, lines: Sequence[str], template: str) -> list[str]:
-    code = "\n".join(line.partition("//")[0] for line in lines)
+    code = "\n".join(_without_places(lines))
     for name in re.findall(r" (\w+)(?=[,)])", head):
         if name != "terms" and not re.search(rf"\b{name}\b", code):
             head = re.sub(rf" {name}(?=[,)])", "", head)  # compilers warn of what is not used
@@ -236,9 +239,21 @@ def _lines(head: str, lines: Sequence[str], template: str) -> list[str]:
     return [
         *([template] if template else []),
         f"  GPUOPT_INLINE static {head} {{",
-        *(f"    {line}" for line in lines),
+        *(line if line.startswith("#") else f"    {line}" for line in lines),
         "  }",
     ]
+
+
+def _at(line: str) -> str:
+    """Returns the directive by which compilers and profilers show a line of Python."""
+    path, _, number = line.rpartition(":")
+    # In ptxas, no escape makes them part of a file's name.
+    path = re.sub(r'["\\\x00-\x1f]', "_", path)
+    return f'#line {number} "{path}"'
+
+
+def _without_places(lines: Sequence[str]) -> list[str]:
+    return [line for line in lines if not line.startswith("#line")]
 
 
 def _body(
@@ -250,16 +265,16 @@ def _body(
     for node in program.nodes():
         if node.rank is Rank.UNIFORM and node.op in _COSTLY:
             writer.name(node)
-    ends = [(array, writer.value(node), node) for array, node in program.stores.items()]
-    of_terms = [writer.value(node) for node in program.returned]
+    ends = [(array, writer.value(node)) for array, node in program.stores.items()]
+    terms = [(node, writer.value(node)) for node in program.returned]
     # Stores follow all statements: what needs an old value does not see a new one.
-    new = [
-        f"const Real new_{place} = {value};  // {node.line}"
-        for place, (_, value, node) in enumerate(ends)
-    ]
-    stores = [f"{places[array]} = new_{place};" for place, (array, _, _) in enumerate(ends)]
-    sums = [f"terms[{place}] = {value};" for place, value in enumerate(of_terms)]
-    return [*writer.lines, *new, *stores, *sums]
+    for place, (array, value) in enumerate(ends):
+        writer.write(program.lines[array], f"const Real new_{place} = {value};")
+    for place, (array, _) in enumerate(ends):
+        writer.write(program.lines[array], f"{places[array]} = new_{place};")
+    for place, (node, value) in enumerate(terms):
+        writer.write(node.line, f"terms[{place}] = {value};")
+    return [*writer.lines, _at(_GENERATED)]
 
 
 class _Writer:
@@ -273,6 +288,10 @@ class _Writer:
         self._users.update([*program.stores.values(), *program.returned])
         self._written: dict[Node, str] = {}
         self.lines: list[str] = []
+
+    def write(self, line: str, statement: str) -> None:
+        """Writes a statement, and which line of Python it is from."""
+        self.lines += [_at(line or _GENERATED), statement]
 
     def value(self, node: Node) -> str:
         """Returns an expression without effects: a name, a number, or one in brackets."""
@@ -289,9 +308,9 @@ class _Writer:
     def name(self, node: Node) -> str:
         """Returns the name of a constant that has the value."""
         if node not in self._written:
-            text, name = self._expression(node), f"t{len(self.lines)}"
+            text, name = self._expression(node), f"t{len(self._written)}"
             self._written[node] = name
-            self.lines.append(f"const {self._type_of(node)} {name} = {text};  // {node.line}")
+            self.write(node.line, f"const {self._type_of(node)} {name} = {text};")
         return self._written[node]
 
     def _expression(self, node: Node) -> str:

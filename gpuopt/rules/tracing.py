@@ -44,7 +44,7 @@ class Node:
         detail: The name of an array or a scalar; a constant's value; a ufunc that has no form in
             C++ here.
         rank: By what it differs.
-        line: Of Python, as "adam.py:45".
+        line: Of Python, as "gpuopt/optimizers/adam.py:45"; "" for an array or a scalar.
     """
 
     op: str
@@ -62,10 +62,12 @@ class Program:
     Attributes:
         stores: The last value of each array that it writes, by the array's name.
         returned: What it returns.
+        lines: Of Python, that write these arrays.
     """
 
     stores: Mapping[str, Node]
     returned: Sequence[Node]
+    lines: Mapping[str, str]
 
     def nodes(self) -> list[Node]:
         """Returns what is needed, operands before their users."""
@@ -109,6 +111,7 @@ def trace(
     """
     tape = _Tape(name, is_emitted)
     paths: list[_Path] = []
+    lines: dict[str, str] = {}
     pending: list[list[bool]] = [[]]
     while pending:
         tape.follow(pending.pop())
@@ -126,6 +129,7 @@ def trace(
         ends: dict[Any, Node] = {each: value.node for each, value in own.items()}
         ends |= {place: tape.as_node(each) for place, each in enumerate(returned or ())}
         paths.append((tape.decisions, ends))
+        lines |= {each: value.written_in for each, value in own.items() if value.written_in}
         new = range(len(tape.prefix), len(tape.decisions))
         pending += [[*(made for _, made in tape.decisions[:at]), False] for at in new]
     if len({len(ends) for _, ends in paths}) > 1:
@@ -135,11 +139,12 @@ def trace(
     for each, node in stores.items():
         if node.rank > arrays[each]:
             raise ValueError(
-                f'{name}: {node.line}: writes numbers of elements to its slot of rows "{each}", '
+                f'{name}: {lines[each]}: writes numbers of elements to its slot of rows "{each}", '
                 "which is [num_rows, 1]: what it writes there must follow from the slots of rows "
                 "and the scalars alone"
             )
-    return Program(stores, [node for each, node in ends.items() if isinstance(each, int)])
+    returned_nodes = [node for each, node in ends.items() if isinstance(each, int)]
+    return Program(stores, returned_nodes, lines)
 
 
 _Path: TypeAlias = "tuple[list[tuple[Node, bool]], dict[Any, Node]]"
@@ -153,6 +158,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> None:
         self.tape, self.node, self.is_array = tape, node, is_array
         self.name_of_read_only = name_of_read_only
+        self.written_in = ""  # the line of Python that has given it another value
 
     # A rule may ask whether it has an array.
     __class__ = property(lambda self: np.ndarray if self.is_array else np.floating)
@@ -253,6 +259,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         if not np.can_cast(value.dtype, self.dtype, casting):
             self.tape.refuse(f"writing {value.dtype} to {self.dtype}")
         self.node = self.tape.convert(value.node, self.dtype)
+        self.written_in = _line()
 
 
 class _Tape:
@@ -284,7 +291,7 @@ class _Tape:
 
     def given(self, op: str, name: str, rank: Rank, dtype: DType, read_only: str) -> Traced:
         """Returns the stand-in for an argument."""
-        node = self.node(op, (), dtype, name, rank)
+        node = self.node(op, (), dtype, name, rank, line="")
         return Traced(self, node, op == "array" or rank is not Rank.UNIFORM, read_only)
 
     def call(self, ufunc: np.ufunc, inputs: Sequence[Any]) -> Traced:
@@ -347,7 +354,7 @@ class _Tape:
             self.refuse(f"a conversion to {dtype}")
         return self.node("convert", (node,), dtype)
 
-    def select(self, condition: Node, yes: Node, no: Node, line: str = "") -> Node:
+    def select(self, condition: Node, yes: Node, no: Node, line: str | None = None) -> Node:
         """Returns either value.
 
         Where one operand alone differs, or both are the same up to roots or powers of the same
@@ -380,7 +387,10 @@ class _Tape:
             self.merged([path for path in paths if path[0][depth][1] is made], depth + 1)
             for made in (True, False)
         )
-        return {each: self.select(condition, yes[each], no[each], yes[each].line) for each in yes}
+        return {
+            each: self.select(condition, yes[each], no[each], yes[each].line or no[each].line)
+            for each in yes
+        }
 
     def node(
         self,
@@ -389,7 +399,7 @@ class _Tape:
         dtype: DType,
         detail: Any = None,
         rank: Rank | None = None,
-        line: str = "",
+        line: str | None = None,
     ) -> Node:
         """Returns the node of this value: the same one for the same operation on the same nodes."""
         # By its text, -0.0 is not 0.0, and NaN is itself.
@@ -398,7 +408,8 @@ class _Tape:
         if found is None:
             if rank is None:
                 rank = max((operand.rank for operand in operands), default=Rank.UNIFORM)
-            found = Node(op, tuple(operands), dtype, detail, rank, line or _line())
+            at = _line() if line is None else line
+            found = Node(op, tuple(operands), dtype, detail, rank, at)
             self._nodes[key] = found
         return found
 
@@ -500,8 +511,14 @@ def _shown(value: Any) -> str:
 
 
 def _line() -> str:
-    """Returns the line of Python that the traced function is at."""
+    """Returns the line of Python that the traced function is at.
+
+    The file's path begins at its package, so it does not depend on where that is installed.
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename in _OWN_FILES:
         frame = frame.f_back
-    return f"{frame.f_code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{frame.f_lineno}"
+    package = frame.f_globals.get("__package__") or ""
+    depth = package.count(".") + 1 if package else 0
+    path = frame.f_code.co_filename.replace("\\", "/").split("/")
+    return f"{'/'.join(path[-1 - depth :])}:{frame.f_lineno}"

@@ -269,10 +269,3 @@ def test_an_optimizer_of_ones_own_is_shown_without_cupy(tmp_path: Path) -> None:
     )
     assert stages(finished.stdout) == ["clip", "descent"]
     assert "var - (s.rate_ * grad)" in finished.stdout
-
-
-def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "command_line.md").read_text()
-    [command] = re.findall(r"^    gpuopt show (.*)$", page, re.MULTILINE)
-    [printed] = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert printed == shown(command, capsys)

@@ -120,5 +120,7 @@ def test_a_rule_computes_the_same_bits_for_small_and_large_variables(
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_rule_that_is_not_of_elements_is_refused_when_it_is_made(name: str) -> None:
     compute, words = REFUSED[name]
-    with pytest.raises(TypeError, match=rf"^users: test_rules_of_any_size.py:\d+: .*{words}"):
+    with pytest.raises(
+        TypeError, match=rf"^users: tests/rules/test_rules_of_any_size.py:\d+: .*{words}"
+    ):
         optimizer_of(compute)

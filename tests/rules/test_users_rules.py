@@ -323,7 +323,7 @@ def test_a_rule_with_cuda_of_its_own_is_traced_on_a_cpu_alone(
     there, here = (Variable(np.float32([3, 2, 1]), device=device) for device in ("gpu:0", "cpu"))
     ConstantStep(0.1).apply_gradients([(np.float32([1, 1, 1]), there)])
     assert there.numpy().tolist() == [2, 1, 0]
-    with pytest.raises(TypeError, match=r"sorts: test_users_rules.py:\d+: .*np\.sort"):
+    with pytest.raises(TypeError, match=r"sorts: tests/rules/test_users_rules.py:\d+: .*np\.sort"):
         ConstantStep(0.1).apply_gradients([(np.float32([1, 1, 1]), here)])
     assert here.numpy().tolist() == [3, 2, 1]
 
@@ -494,7 +494,9 @@ def indexes(grad: Any) -> Any:
     ],
 )
 def test_a_rule_that_is_no_arithmetic_on_elements_is_refused(compute: Any, words: str) -> None:
-    with pytest.raises(TypeError, match=f"rule: test_users_rules.* is arithmetic .*: {words}"):
+    with pytest.raises(
+        TypeError, match=f"rule: tests/rules/test_users_rules.* is arithmetic .*: {words}"
+    ):
 
         @gpuopt.update_rule
         def rule(var: Any, grad: Any, *, rate: Any) -> None:

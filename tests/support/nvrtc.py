@@ -53,6 +53,7 @@ def _compile(
         include_path=[*map(str, folders), find_nvidia_header_directory("cudart")],
         ftz=True,
         fma=False,
+        lineinfo=True,
         ptxas_options=["-v"],
     )
     compiled = Program(source, "c++", options).compile("cubin", name_expressions=names, logs=log)

@@ -47,17 +47,27 @@ class Instruction(NamedTuple):
 
 def disassemble(cubin: bytes, folder: Path) -> dict[str, list[Instruction]]:
     """Returns each kernel's instructions, by its mangled name."""
-    path = folder / "kernels.cubin"
-    path.write_bytes(cubin)
-    text = subprocess.run(
-        [_disassembler(), "-c", path], capture_output=True, text=True, check=True
-    ).stdout
     return {
         name: list(_instructions(body))
         for name, body in re.findall(
-            r"\.text\.(\w+):\n(.*?)(?=\n\.section|\n//-----|\Z)", text, re.DOTALL
+            r"\.text\.(\w+):\n(.*?)(?=\n\.section|\n//-----|\Z)",
+            _listing(cubin, folder),
+            re.DOTALL,
         )
     }
+
+
+def lines_of(cubin: bytes, folder: Path) -> set[tuple[str, int]]:
+    """Returns the lines that instructions are of: names of files without folders, and numbers."""
+    found = re.findall(r'//## File "(?:.*/)?(.*?)", line (\d+)', _listing(cubin, folder, "-g"))
+    return {(file, int(line)) for file, line in found}
+
+
+def _listing(cubin: bytes, folder: Path, *options: str) -> str:
+    path = folder / "kernels.cubin"
+    path.write_bytes(cubin)
+    command = [_disassembler(), "-c", *options, path]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def loads_in_flight(instructions: Iterable[Instruction]) -> list[int]:

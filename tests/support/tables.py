@@ -1,6 +1,6 @@
 """Writes from exports the pages of optimizers, their list in README.md, and docs/reference.
 
-And kernels/sample_program.cuh, from Adam's rule.
+And from Adam's rule, kernels/sample_program.cuh and the example of `gpuopt show`.
 
 .venv/bin/python tests/support/tables.py
 """
@@ -8,13 +8,16 @@ And kernels/sample_program.cuh, from Adam's rule.
 from __future__ import annotations
 
 import re
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import reference_pages
 from optimizer_page import exports
 from optimizer_page.page import page, page_of
 
+from gpuopt import __main__ as command_line
 from gpuopt.backends.cuda.kernels.dense import dense_update
 from gpuopt.optimizers.adam import adam
 from gpuopt.optimizers.base import RuleOptimizer
@@ -24,6 +27,7 @@ COMMAND = ".venv/bin/python tests/support/tables.py"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "optimizers.md"
 REFERENCE = ROOT / "docs" / "reference"
+COMMAND_LINE = ROOT / "docs" / "command_line.md"
 PROGRAM = ROOT / "kernels" / "sample_program.cuh"
 # The text is compared as it is generated.
 SAMPLE = """\
@@ -54,12 +58,24 @@ def pages() -> dict[Path, str]:
         for each in exports.optimizers()
     }
     by_page = {README: text, PAGE: page(COMMAND), **one_by_one, **reference}
-    return {**by_page, PROGRAM: sample_program()}
+    return {**by_page, PROGRAM: sample_program(), COMMAND_LINE: with_example(COMMAND_LINE)}
 
 
 def sample_program() -> str:
     kernel = dense_update(adam, "float32")
     return SAMPLE.format(expression=kernel.expression, program=adam.cpp, command=COMMAND)
+
+
+def with_example(page: Path) -> str:
+    """Returns the page of the command line with what its `gpuopt show` prints."""
+    text = page.read_text()
+    [command] = re.findall(r"^    gpuopt (show .*)$", text, re.MULTILINE)
+    before, fence, after = re.split(
+        r"^(```text\n).*?(?=^```$)", text, flags=re.DOTALL | re.MULTILINE
+    )
+    with redirect_stdout(StringIO()) as printed:
+        command_line.main(command.split())
+    return f"{before}{fence}{printed.getvalue()}{after}"
 
 
 def in_short(optimizer: type[RuleOptimizer]) -> str:

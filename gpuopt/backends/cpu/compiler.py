@@ -128,7 +128,7 @@ def _compile(compiler_command: Sequence[str], source: str, folders: Sequence[Pat
     """
     with TemporaryFolder() as work:
         program, built, messages = (work / name for name in ("program.cpp", "built.so", "messages"))
-        program.write_text(source)
+        program.write_text(source, encoding="utf-8")
         includes = [f"-I{folder}" for folder in folders]
         command = [*compiler_command, *_FLAGS, *includes, str(program), "-o", str(built)]
         with open(messages, "wb") as output:

@@ -267,7 +267,8 @@ def load(kernel: Kernel) -> Any:
     folders = [on_disk(folder) for folder in kernel.include_folders]
     # CuPy's cache knows the source by its text, but not the headers that it includes.
     code = f"// {' '.join(map(digest, folders))}\n{kernel.source}"
-    # Multiply-adds that are not fused have numpy's bits.
-    options = ("-std=c++17", "-fmad=false", *(f"-I{folder}" for folder in folders))
+    # Multiply-adds that are not fused have numpy's bits. Lines are for profilers; they change no
+    # instruction.
+    options = ("-std=c++17", "-fmad=false", "-lineinfo", *(f"-I{folder}" for folder in folders))
     module = cupy.RawModule(code=code, options=options, name_expressions=(kernel.expression,))
     return module.get_function(kernel.expression)

@@ -152,7 +152,7 @@ def default(argument: inspect.Parameter) -> str:
 def program(optimizer: type[RuleOptimizer]) -> str:
     """Returns the C++ that is generated of the rule, without its lines of Python."""
     rule = exports.make(optimizer, {}, gpuopt.Variable(0, name="global_step")).rule
-    code = re.sub(r" *//.*", "", rule.cpp)
+    code = re.sub(r"^#line .*\n", "", rule.cpp, flags=re.MULTILINE)
     return f"{prose.PROGRAM}\n\n```cpp\n{code}\n```"
 
 
