@@ -26,7 +26,7 @@ import pytest
 from build_cache import build_cache
 from emulator import EmulatorLauncher
 from emulator.kernel_library import what_is_missing
-from every_kernel import kernels_of, kernels_without_rule
+from every_kernel import is_of_large_table, kernels_of, kernels_without_rule
 from every_optimizer import update_rules
 
 from gpuopt import backends, environment, global_variables
@@ -309,11 +309,12 @@ def every_form_one_by_one(
 
 @pytest.fixture(scope="session")
 def compiled_kernels() -> None:
-    """Compiles all kernels at once, on all cores."""
+    """Compiles all kernels at once, on all cores, but for those of tables that no test has."""
     EmulatorLauncher().prepare(
         kernel
         for group in (kernels_without_rule(), *map(kernels_of, update_rules()))
         for kernel in group
+        if not is_of_large_table(kernel)
     )
 
 

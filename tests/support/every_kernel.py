@@ -391,6 +391,11 @@ def kernels_without_rule() -> list[Kernel]:
     ]
 
 
+def is_of_large_table(kernel: Kernel) -> bool:
+    """Whether it is of tables with 2**32 rows or more alone."""
+    return "unsigned long long" in kernel.types
+
+
 def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
     """Lists the kernels that a first dense update launches."""
     if rule.sums:

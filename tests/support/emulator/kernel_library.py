@@ -131,11 +131,8 @@ def compile_all(kernels: Iterable[Kernel], sanitize: str) -> None:
     missing = {_key(kernel, sanitize): kernel for kernel in kernels}
     missing = {key: kernel for key, kernel in missing.items() if key not in _functions}
     by_origin: dict[tuple[Sequence[Path], str], list[Kernel]] = {}
-    for key, kernel in sorted(missing.items()):
+    for _, kernel in sorted(missing.items()):
         check_names(kernel)
-        if (function := _find_on_disk(kernel, sanitize)) is not None:
-            _functions[key] = function
-            continue
         origin = _folders(kernel), kernel.own_file
         by_origin.setdefault(origin, []).append(kernel)
     batches = [
@@ -144,11 +141,20 @@ def compile_all(kernels: Iterable[Kernel], sanitize: str) -> None:
         for start in range(0, len(group), KERNELS_PER_LIBRARY)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        paths = pool.map(lambda batch: _compile(batch, sanitize), batches)
-        for batch, path in zip(batches, paths, strict=True):
-            for index, kernel in enumerate(batch):
-                _functions[_key(kernel, sanitize)] = Function(_load(path), index)
-                _note_place(kernel, sanitize, f"{path.name} {index}")
+        for found in pool.map(lambda batch: _find_or_compile(batch, sanitize), batches):
+            _functions.update(found)
+
+
+def _find_or_compile(batch: Sequence[Kernel], sanitize: str) -> dict[Key, Function]:
+    """Compiles what is not on disk; processes that do so at once have the same batches."""
+    found = {kernel: _find_on_disk(kernel, sanitize) for kernel in batch}
+    lacking = [kernel for kernel, function in found.items() if function is None]
+    if lacking:
+        path = _compile(lacking, sanitize)
+        for index, kernel in enumerate(lacking):
+            found[kernel] = Function(_load(path), index)
+            _note_place(kernel, sanitize, f"{path.name} {index}")
+    return {_key(kernel, sanitize): function for kernel, function in found.items() if function}
 
 
 def _find_on_disk(kernel: Kernel, sanitize: str) -> Function | None:
