@@ -364,7 +364,7 @@ def test_a_folder_has_another_digest_when_a_source_in_it_is_changed_renamed_or_n
 
 
 @pytest.mark.emulator
-def test_the_guides_cuda_form_fits_its_rule_on_a_gpu(
+def test_the_guides_rule_and_its_cuda_form_run_on_a_gpu(
     tmp_path: Path, emulated_gpus: list[EmulatorLauncher]
 ) -> None:
     guides = Path(__file__).parents[2] / "docs" / "guides"
@@ -383,11 +383,14 @@ def test_the_guides_cuda_form_fits_its_rule_on_a_gpu(
     class OnAnyDevice(plain):
         rule = gpuopt.update_rule(cuda=source)(plain.rule.apply)
 
-    here, there = (Variable(np.ones(4, np.float32), device=where) for where in ("cpu", "gpu:0"))
-    for optimizer, w in ((plain(0.1), here), (OnAnyDevice(0.1), there)):
+    here, there, traced = (
+        Variable(np.ones(4, np.float32), device=where) for where in ("cpu", "gpu:0", "gpu:0")
+    )
+    for optimizer, w in ((plain(0.1), here), (OnAnyDevice(0.1), there), (plain(0.1), traced)):
         for gradient in ([1, -2, 0, 3], [-5, 1, 0, np.nan]):
             optimizer.apply_gradients([(np.float32(gradient), w)])
     np.testing.assert_allclose(there.numpy(), here.numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(traced.numpy(), here.numpy())
     names.clear()  # compiled kernels keep the rule, and so the guide's variables, alive
 
 
