@@ -1,20 +1,18 @@
 // Dense and sparse updates in host memory: the loops around a rule where the compiler is the
 // machine's own. Threads call them for different chunks or rows.
-// Precondition: the variable, its slots and the gradient share no memory.
+// Precondition: the arrays of an update share no memory.
 #pragma once
 #include <cstdint>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 
 #include "../shared/element.cuh"
+#include "../shared/rounding.cuh"
 #include "../shared/row_order.cuh"
 #include "../shared/row_wise.cuh"
 #include "../shared/rule.cuh"
-
-// Each iteration has an element of its own, so that several may run in one instruction.
-#if defined(__clang__)
-#define GPUOPT_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define GPUOPT_INDEPENDENT _Pragma("GCC ivdep")
-#endif
+#include "codecs.hpp"
 
 namespace gpuopt {
 
@@ -46,25 +44,17 @@ Slots<Rule, Real> slots_at(Real* const* written, long long offset) {
   return slots;
 }
 
-// Of a variable that is stored as it is computed.
-struct AsComputed {
-  template <class Real>
-  static Real of(Real value) {
-    return value;
-  }
-};
-
-// Updates an element; `Kept::of` returns what of the variable is stored then. Where that is rounded
-// at random, an average does not follow yet.
+// Updates an element of a variable with a codec. Where it is rounded at random, an average does not
+// follow yet.
 // `inline`: else GCC calls it for each element of longer rules, and uses no vectors.
-template <class Rule, class Kept = AsComputed, class Real>
+template <class Rule, class Real, class Var = Plain<Real>>
 inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long at, Real grad,
                            const typename Rule::template Scalars<Real>& scalars) {
   Real value = var[at];
   Real slot[slot_capacity<Rule>];
   for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][at];
   Rule::apply(value, grad, slot, scalars);
-  if constexpr (!Rule::is_rounded) Rule::follow(Kept::of(value), slot, scalars);
+  if constexpr (!Rule::is_rounded) Rule::follow(Var::of(value), slot, scalars);
   var[at] = value;
   for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][at] = slot[k];
 }
@@ -129,33 +119,20 @@ __attribute__((always_inline)) inline void update_whole_row(
   for (int k = 0; k < Rule::num_row_slots; ++k) written[1 + first + k][row] = of_row.row_slot[k];
 }
 
-// Rows of a variable, its slots and its gradient that follow each other, and the scalars of the
-// variable's group. A gradient at nullptr is zero. Where a rule is not row-wise, each element is a
-// row.
-template <class Rule, class Real>
-struct Chunk {
-  Real* written[1 + Rule::num_slots];
-  const Real* grad;
-  std::intptr_t num_rows;
-  std::intptr_t width;
-  const typename Rule::template Scalars<Real>* scalars;
-};
-
 // Updates narrow rows by a row-wise rule. The compiler knows how wide they are, and computes
 // several rows in one instruction. A row's squares are added up in the order of `sum_of_squares`.
 template <int width, class Rule, class Real>
-void update_narrow_rows(const Chunk<Rule, Real>& chunk,
+void update_narrow_rows(Real* const* written, const Real* grad, long long num_rows,
                         const typename Rule::template Scalars<Real>& scalars) {
   constexpr int first = OfRow<Rule>::num_slots;
-  Real* const var = chunk.written[0];
-  const Slots<OfRow<Rule>, Real> slots = slots_at<OfRow<Rule>>(chunk.written, 0);
+  Real* const var = written[0];
+  const Slots<OfRow<Rule>, Real> slots = slots_at<OfRow<Rule>>(written, 0);
   Real* row_slots[Rule::num_row_slots];
-  for (int k = 0; k < Rule::num_row_slots; ++k) row_slots[k] = chunk.written[1 + first + k];
-  const Real* const grad = chunk.grad;
+  for (int k = 0; k < Rule::num_row_slots; ++k) row_slots[k] = written[1 + first + k];
   typename OfRow<Rule>::template Scalars<Real> of_chunk;
   static_cast<typename Rule::template Scalars<Real>&>(of_chunk) = scalars;
   GPUOPT_INDEPENDENT
-  for (long long row = 0; row < chunk.num_rows; ++row) {
+  for (long long row = 0; row < num_rows; ++row) {
     const long long at = row * width;
     Real squares = squared<Rule>(grad[at], scalars);
     for (int i = 1; i < width; ++i) squares += squared<Rule>(grad[at + i], scalars);
@@ -171,47 +148,19 @@ void update_narrow_rows(const Chunk<Rule, Real>& chunk,
 
 // Updates whole rows by a row-wise rule; they are no narrower than `narrow`.
 template <int narrow = 1, class Rule, class Real>
-void update_chunk_of_rows(const Chunk<Rule, Real>& chunk,
-                          const typename Rule::template Scalars<Real>& scalars) {
+void update_whole_rows(Real* const* written, const Real* grad, long long num_rows, long long width,
+                       const typename Rule::template Scalars<Real>& scalars) {
   if constexpr (narrow <= most_narrow_columns) {
-    if (chunk.width == narrow)
-      update_narrow_rows<narrow>(chunk, scalars);
+    if (width == narrow)
+      update_narrow_rows<narrow, Rule>(written, grad, num_rows, scalars);
     else
-      update_chunk_of_rows<narrow + 1>(chunk, scalars);
+      update_whole_rows<narrow + 1, Rule>(written, grad, num_rows, width, scalars);
   } else {
-    const Real* const grad = chunk.grad;
-    const long long width = chunk.width;
-    for (long long row = 0; row < chunk.num_rows; ++row) {
+    for (long long row = 0; row < num_rows; ++row) {
       const auto gradient_at = [=](long long left, long long) { return grad + row * width + left; };
-      update_whole_row<Rule>(chunk.written, row, width, gradient_at, scalars);
+      update_whole_row<Rule>(written, row, width, gradient_at, scalars);
     }
   }
-}
-
-template <class Rule, class Real>
-void update_chunk(const Chunk<Rule, Real>& chunk, typename Rule::template Scalars<Real> scalars) {
-  Real* const var = chunk.written[0];
-  const Slots<Rule, Real> slots = slots_at<Rule>(chunk.written, 0);
-  const Real* const grad = chunk.grad;
-  if constexpr (Rule::num_row_slots > 0) {
-    update_chunk_of_rows(chunk, scalars);
-  } else if (grad != nullptr) {
-    GPUOPT_INDEPENDENT
-    for (long long i = 0; i < chunk.num_rows; ++i)
-      update_element<Rule>(var, slots, i, grad[i], scalars);
-  } else {
-    GPUOPT_INDEPENDENT
-    for (long long i = 0; i < chunk.num_rows; ++i)
-      update_element<Rule>(var, slots, i, Real(0), scalars);
-  }
-}
-
-// Updates chunks until all are taken. Threads that call it at once share them; `taken` counts for
-// all of them, from 0.
-template <class Rule, class Real>
-void update_chunks(const Chunk<Rule, Real>* chunks, long long num_chunks, long long* taken) {
-  for (long long i; (i = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < num_chunks;)
-    update_chunk(chunks[i], *chunks[i].scalars);
 }
 
 // The values of a row, some columns at a time: those at positions[begin] to positions[end - 1], of
@@ -413,5 +362,189 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
   update_rows<Rule>(written, width, values, rows, positions, begins, firsts, first, last, scalars,
                     TableUpToDate{});
 }
+
+// The update of arrays that are stored by codecs.
+template <class Rule, class Real, class Gradient, class Var, class... Slot>
+struct Update {
+  static_assert(sizeof...(Slot) == Rule::num_slots, "each slot has a codec");
+  using Scalars = typename Rule::template Scalars<Real>;
+  static constexpr int num_arrays = (Var::num_arrays + ... + Slot::num_arrays);
+  static constexpr bool has_blocks = (false || ... || Slot::has_blocks);
+  static constexpr bool is_in_place =
+      (Gradient::is_in_place && Var::is_in_place) && (true && ... && Slot::is_in_place);
+  static constexpr long long tile = has_blocks ? block_codes : most_in_tile;
+
+  // Rows that follow each other: of the arrays of the variable's codec, then of those of the
+  // slots'. A gradient at nullptr is zero. Where neither the rule nor a codec goes by rows, how the
+  // elements are divided into rows is of no account.
+  struct Chunk {
+    void* arrays[num_arrays];
+    const void* grad;
+    std::intptr_t num_rows;
+    std::intptr_t width;
+    std::intptr_t first;  // the number of the first element in its variable
+    const Scalars* scalars;
+  };
+
+  // Updates chunks until all are taken. Threads that call it at once share them; `taken` counts for
+  // all of them, from 0.
+  static void update_chunks(const Chunk* chunks, long long num_chunks, long long* taken) {
+    for (long long i; (i = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < num_chunks;)
+      update_chunk(chunks[i], *chunks[i].scalars);
+  }
+
+  static void update_chunk(const Chunk& chunk, Scalars scalars) {
+    const long long width = chunk.width, size = chunk.num_rows * width;
+    if constexpr (Rule::num_row_slots > 0) {
+      static_assert(is_in_place, "a rule with numbers of rows has no other arrays");
+      const InPlace written(chunk.arrays);
+      const Real* const grad = static_cast<const Real*>(chunk.grad);
+      update_whole_rows<1, Rule>(written.of, grad, chunk.num_rows, width, scalars);
+    } else if constexpr (has_blocks) {
+      const long long blocks = blocks_of(width);
+      for (long long row = 0; row < chunk.num_rows; ++row)
+        for (long long left = 0; left < width; left += tile)
+          update_tile(chunk, {row * width + left, row * blocks + left / tile}, width - left,
+                      scalars);
+    } else if (is_in_place && chunk.grad != nullptr) {
+      update_elements(chunk.arrays, {0, 0}, static_cast<const Real*>(chunk.grad), size, chunk.first,
+                      scalars);
+    } else {
+      for (long long at = 0; at < size; at += tile) update_tile(chunk, {at, 0}, size - at, scalars);
+    }
+  }
+
+  // Updates rows[first] to rows[last - 1] of a table, each by the sum of its values: see
+  // `update_rows` below.
+  static void update_rows(void* const* arrays, long long width, const Real* values,
+                          const long long* rows, const long long* positions,
+                          const long long* begins, const long long* firsts, long long first,
+                          long long last, Scalars scalars) {
+    if constexpr (is_in_place) {
+      const InPlace written(arrays);
+      gpuopt::update_rows<Rule>(written.of, width, values, rows, positions, begins, firsts, first,
+                                last, scalars);
+    } else {
+      update_stored_rows(arrays, width, values, rows, positions, begins, firsts, first, last,
+                         scalars);
+    }
+  }
+
+ private:
+  static void update_stored_rows(void* const* arrays, long long width, const Real* values,
+                                 const long long* rows, const long long* positions,
+                                 const long long* begins, const long long* firsts, long long first,
+                                 long long last, const Scalars& scalars) {
+    const long long blocks = blocks_of(width);
+    for (long long row = first; row < last; ++row) {
+      const RowValues<Real> mine = {width,       values,          positions,
+                                    begins[row], begins[row + 1], firsts[row]};
+      for (long long left = 0; left < width; left += tile) {
+        const long long size = width - left < tile ? width - left : tile;
+        Real grad[tile];
+        for (long long at = 0; at < size; at += tile_width) {
+          const long long columns = tile_at(at, size);
+          const Real* const sum = sum_values(mine, left + at, columns, grad + at);
+          if (sum != grad + at)
+            for (long long i = 0; i < columns; ++i) grad[at + i] = sum[i];
+        }
+        const Place at = {rows[row] * width + left, rows[row] * blocks + left / tile};
+        if (has_blocks && size == tile)
+          update_elements(arrays, at, grad, tile, at.element, scalars);
+        else
+          update_elements(arrays, at, grad, size, at.element, scalars);
+      }
+    }
+  }
+
+  struct InPlace {
+    Real* of[num_arrays];
+
+    explicit InPlace(void* const* arrays) {
+      for (int k = 0; k < num_arrays; ++k) of[k] = static_cast<Real*>(arrays[k]);
+    }
+  };
+
+  static long long blocks_of(long long width) { return (width + block_codes - 1) / block_codes; }
+
+  // Updates the next `left` elements of a chunk, or a tile if these are more.
+  static void update_tile(const Chunk& chunk, Place at, long long left, const Scalars& scalars) {
+    static constexpr Real zeros[tile] = {};
+    void* const gradients[] = {const_cast<void*>(chunk.grad)};
+    typename Gradient::Tile gradient;
+    const auto update = [&](long long size) __attribute__((always_inline)) {
+      const Real* const grad = chunk.grad == nullptr ? zeros : gradient.read(gradients, at, size);
+      update_elements(chunk.arrays, at, grad, size, chunk.first + at.element, scalars);
+    };
+    // Where the compiler knows how long a block is, it leaves out everything for other lengths.
+    if (left >= tile)
+      update(tile);
+    else
+      update(left);
+  }
+
+  // Updates elements of which the first has a number in its variable: of one tile, or, of arrays
+  // that are all in place, any number of them.
+  __attribute__((always_inline)) static inline void update_elements(void* const* arrays, Place at,
+                                                                    const Real* grad,
+                                                                    long long size,
+                                                                    long long number,
+                                                                    const Scalars& scalars) {
+    update_elements(arrays, at, grad, size, number, scalars, std::index_sequence_for<Slot...>{});
+  }
+
+  template <std::size_t... k>
+  __attribute__((always_inline)) static inline void update_elements(
+      void* const* arrays, Place at, const Real* grad, long long size, long long number,
+      const Scalars& scalars, std::index_sequence<k...>) {
+    constexpr int counts[] = {Var::num_arrays, Slot::num_arrays...};
+    void* const* of[1 + sizeof...(Slot)] = {arrays};
+    for (std::size_t j = 0; j < sizeof...(Slot); ++j) of[j + 1] = of[j] + counts[j];
+    typename Var::Tile variable;
+    std::tuple<typename Slot::Tile...> tiles;
+    Real* const var = variable.read(of[0], at, size);
+    const Slots<Rule, Real> slots{{std::get<k>(tiles).read(of[1 + k], at, size)...}};
+    GPUOPT_INDEPENDENT
+    for (long long i = 0; i < size; ++i)
+      update_element<Rule, Real, Var>(var, slots, i, grad[i], scalars);
+    if constexpr (has_blocks) begin_anew(slots, size);
+    if constexpr (Rule::is_rounded && !is_in_place) round(var, slots, number, size, scalars);
+    variable.write(of[0], at, size);
+    (std::get<k>(tiles).write(of[1 + k], at, size), ...);
+  }
+
+  // The coded slots of an element begin anew where one has no code.
+  __attribute__((always_inline)) static inline void begin_anew(const Slots<Rule, Real>& slots,
+                                                               long long size) {
+    constexpr bool is_coded[] = {Slot::has_blocks...};
+    GPUOPT_INDEPENDENT
+    for (long long i = 0; i < size; ++i) {
+      bool all_finite = true;
+      for (int k = 0; k < Rule::num_slots; ++k)
+        if (is_coded[k]) all_finite &= is_finite(slots.of[k][i]);
+      for (int k = 0; k < Rule::num_slots; ++k)
+        if (is_coded[k]) slots.of[k][i] = all_finite ? slots.of[k][i] : 0;
+    }
+  }
+
+  // Rounds what is stored in bfloat16, and nowhere else; then an average follows. The rule's own
+  // slots are of one type.
+  static void round(Real* var, const Slots<Rule, Real>& slots, long long first, long long size,
+                    const Scalars& scalars) {
+    constexpr bool is_var_rounded = std::is_same<Var, Cast<Bfloat16>>::value;
+    Numbering<Rule> numbering;
+    numbering.count_from(first);
+    GPUOPT_INDEPENDENT
+    for (long long i = 0; i < size; ++i) {
+      Real value = var[i];
+      Real slot[slot_capacity<Rule>];
+      for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][i];
+      numbering.template round<is_var_rounded>(static_cast<int>(i), scalars, value, slot);
+      Rule::follow(Var::of(value), slot, scalars);
+      if (is_var_rounded) var[i] = value;
+      for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][i] = slot[k];
+    }
+  }
+};
 
 }  // namespace gpuopt

@@ -1,6 +1,6 @@
 // Updates of blocks of elements whose slots are in 8 bits, by lanes that share a block: each has
 // neighbours in registers, and together they find the block's scale. Codes and scales are those of
-// kernels/cpu/update_blocks.hpp.
+// `Byte` in kernels/cpu/codecs.hpp.
 #pragma once
 #include "lanes.cuh"
 #include "slot_codes.cuh"

@@ -5,7 +5,6 @@ Large updates by compiled rules are compared with small ones, which are numpy's.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -16,10 +15,7 @@ from four_slots import four_slots
 
 from gpuopt.backends import Target
 from gpuopt.backends.backend import SparseUpdate
-from gpuopt.backends.cpu import backend as cpu_backend
-from gpuopt.backends.cpu import dense_update, rounded_update, split_update
-from gpuopt.backends.cpu.master_copies import write_copies
-from gpuopt.backends.cpu.mixed_update import update_mixed
+from gpuopt.backends.cpu.forms.compiled import CompiledRule
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.decayed import decayed
@@ -126,57 +122,59 @@ CASES = [
 ]
 
 
-def noting(used: list[bool], *arguments: Any) -> bool:
-    used.append(update_mixed(*arguments))
-    return used[-1]
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which of the calls of compiled code are made, in order."""
+    made: list[str] = []
 
+    def noting(name: str) -> None:
+        method = getattr(CompiledRule, name)
 
-def noting_rows(of_rows: list[bool], *arguments: Any) -> None:
-    write_copies(*arguments)
-    of_rows.append(len(arguments) == 3)
+        def call(self: CompiledRule, *arguments: Any) -> Any:
+            if not self.stored.codecs.are_plain:
+                made.append(name)
+            return method(self, *arguments)
+
+        monkeypatch.setattr(CompiledRule, name, call)
+
+    noting("update_chunks")
+    noting("row_update")
+    return made
 
 
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize(("name", "rule"), CASES, ids=lambda each: getattr(each, "name", each))
 @pytest.mark.one_in(9)
 def test_compiled_updates_write_numpys_bits(
-    monkeypatch: pytest.MonkeyPatch, name: str, rule: UpdateRule, shift: bool
+    compiled: list[str], name: str, rule: UpdateRule, shift: bool
 ) -> None:
-    used: list[bool] = []
-    monkeypatch.setattr(cpu_backend, "update_mixed", partial(noting, used))
-    found, expected = (
-        write(backend, KINDS[name], rule, shift) for backend in ("compiled", "plain")
-    )
-    assert used == [True] * 3 + [False] * 3
+    found = write("compiled", KINDS[name], rule, shift)
+    assert set(compiled) == {"update_chunks"}
+    compiled.clear()
+    expected = write("plain", KINDS[name], rule, shift)
+    assert not compiled
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.tobytes() == theirs.tobytes()
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_rows_without_a_gradient_are_updated_to_numpys_bits(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    used: list[bool] = []
-    of_rows: list[bool] = []
-    for module in (dense_update, split_update, rounded_update):
-        monkeypatch.setattr(module, "update_mixed", partial(noting, used))
-    for module in (cpu_backend, dense_update, rounded_update):
-        monkeypatch.setattr(module, "write_copies", partial(noting_rows, of_rows))
+def test_rows_of_a_table_are_updated_to_numpys_bits(compiled: list[str], name: str) -> None:
     kind, rows = KINDS[name], np.array([3, 40, 3, 0])
     rule, scalars = (rounded(ADAM), KEY) if kind.is_rounded else (ADAM, {})
-    found = []
-    for backend in ("compiled", "plain"):
-        [target], beside, [grad] = make(kind, ADAM, [(300, 70)])
-        mine = BACKENDS[backend]()
-        update = SparseUpdate(mine.plan_dense([target], beside=beside), grad[:4], rows)
-        given = {**scalars_for(backend, ADAM), **scalars}
-        mine.apply_sparse(rule, [update], [given], other_rows=rule)
-        found.append([target.var, *target.slots, *beside])
-    assert used == [True, False]
-    # Of numpy's update, all copies are rounded before those of the rows; of the other, these alone.
-    assert of_rows == ([True, False, True] if kind.beside == "master" else [])
-    for compiled, plain in zip(*found, strict=True):
-        assert compiled.tobytes() == plain.tobytes()
+    for other_rows in (None, rule):
+        found = []
+        for backend in ("compiled", "plain"):
+            [target], beside, [grad] = make(kind, ADAM, [(300, 70)])
+            mine = BACKENDS[backend]()
+            update = SparseUpdate(mine.plan_dense([target], beside=beside), grad[:4], rows)
+            given = {**scalars_for(backend, ADAM), **scalars}
+            mine.apply_sparse(rule, [update], [given], other_rows=other_rows)
+            found.append([target.var, *target.slots, *beside])
+        every = ["update_chunks"] * (other_rows is not None) + ["row_update"]
+        assert list(dict.fromkeys(compiled)) == every
+        compiled.clear()
+        for one, other in zip(*found, strict=True):
+            assert one.tobytes() == other.tobytes()
 
 
 # Each upper half of a float32, with the lower halves around each tie of both types of 16 bits.
@@ -188,7 +186,7 @@ HALVES = np.arange(1 << 16).astype(np.uint16)
 def step_by_gradient(var: Array, beside: list[Array], grad: Array) -> None:
     mine = BACKENDS["compiled"]()
     plan = mine.plan_dense([Target(var, [])], beside=beside)
-    assert update_mixed(SGD, plan, [grad], [{"learning_rate": FLOAT.type(1)}], mine._limits)
+    mine.apply_dense(SGD, plan, [grad], [{"learning_rate": FLOAT.type(1)}])
 
 
 def check_same(found: Array, expected: Array) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from dtypes import DTYPES_BY_NAME
 
 import gpuopt
 from bench.low_precision import CASES, LENGTHS, gradients_of, movement_of
 from gpuopt import IndexedSlices, ParameterGroup, Variable
 from gpuopt.backends import using
-from gpuopt.backends.cpu import coded_update
 from gpuopt.backends.cpu.backend import CpuBackend
-from gpuopt.backends.cpu.forms.compiled_blocks import compiled_blocks
+from gpuopt.backends.cpu.forms.compiled import CompiledRule
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.device import Device
 from gpuopt.rules.slot_codes import BLOCK, CodedValues, Coding, decoded, encoded
@@ -183,34 +182,39 @@ def test_a_step_is_that_of_float32_slots_which_are_rounded_after_it(
                 slot.scales.assign(stored.scales)
 
 
-def noting(used: list[Any], *arguments: Any) -> Any:
-    used.append(arguments)
-    return compiled_blocks(*arguments)
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("cautious", [False, True])
 @pytest.mark.parametrize("shape", [(5000,), (70, 300), (300, 7)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_compiled_form_writes_what_numpy_writes(
-    monkeypatch: pytest.MonkeyPatch, name: str, cautious: bool, shape: tuple[int, ...]
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    cautious: bool,
+    shape: tuple[int, ...],
+    dtype: str,
 ) -> None:
     if cautious and name != "torch-adam-w":
         return
     more = {"cautious": True} if cautious else {}
-    found = []
+    found, update_chunks = [], CompiledRule.update_chunks
     for large in (1, 1 << 60):
         limits = CpuLimits(large_elements=large, elements_per_thread=1024)
         used: list[Any] = []
-        monkeypatch.setattr(coded_update, "compiled_blocks", partial(noting, used))
+
+        def noting(self: CompiledRule, *arguments: Any, used: list[Any] = used) -> None:
+            used.append(self.stored.codecs.have_blocks)
+            update_chunks(self, *arguments)
+
+        monkeypatch.setattr(CompiledRule, "update_chunks", noting)
         with using(Device.cpu, CpuBackend(limits)):
             optimizer = OPTIMIZERS[name](slot_bits=8, **more)
-            variable = Variable(normal(1, shape))
+            variable = Variable(normal(1, shape).astype(DTYPES_BY_NAME[dtype]))
             for step in range(4):
-                gradient: Any = normal(step, shape)
+                gradient: Any = normal(step, shape).astype(DTYPES_BY_NAME[dtype])
                 if step > 1 and len(shape) == 2:
                     gradient = IndexedSlices(gradient[:30], np.arange(30), shape)
                 optimizer.apply_gradients([(gradient, variable)])
-        assert bool(used) == (large == 1)
+        assert any(used) == (large == 1)
         state = optimizer.state_dict({"w": variable})
         found.append([variable.numpy(), *(of["w"] for of in state["slots"].values())])
     for one, other in zip(*found, strict=True):

@@ -17,9 +17,11 @@ from gpuopt.rules.update_rule import UpdateRule
 
 REALS = {"float": np.float32, "double": np.float64}
 _ENTRY = """
-extern "C" void run_{place}_{real}(const gpuopt::Chunk<{functor}, {real}>* chunk,
+using Update_{place}_{real} = gpuopt::Update<{functor}, {real}, {codecs}>;
+
+extern "C" void run_{place}_{real}(const Update_{place}_{real}::Chunk* chunk,
                                    const {functor}::Scalars<{real}>* scalars) {{
-  gpuopt::update_chunk(*chunk, *scalars);
+  Update_{place}_{real}::update_chunk(*chunk, *scalars);
 }}
 """
 
@@ -33,12 +35,14 @@ class RuleLibrary:
         source = '#include "cpu/update.hpp"\n' + "".join(rule.include for rule in rules)
         for place, rule in enumerate(rules):
             for real in REALS:
-                source += _ENTRY.format(place=place, real=real, functor=rule.functor)
+                codecs = ", ".join([f"gpuopt::Plain<{real}>"] * (2 + len(rule.slots)))
+                source += _ENTRY.format(place=place, real=real, functor=rule.functor, codecs=codecs)
         library = folder / "rules.so"
         sanitizer = os.environ.get("GPUOPT_SANITIZE")
         checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"] if sanitizer else []
         with as_file(kernel_root()) as kernels:
             command = ["g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror"]
+            command += ["-Wno-unknown-pragmas"]  # those of nvcc
             # numpy rounds every product; nvcc's fused multiply-adds are a GPU test's business.
             command += ["-shared", "-fPIC", "-ffp-contract=off", *checks, f"-I{kernels}"]
             command += ["-x", "c++", "-", "-o", str(library)]
@@ -55,7 +59,7 @@ class RuleLibrary:
     ) -> None:
         """Applies a rule to a variable and its slots, in place."""
         addresses = [array.ctypes.data for array in (*written, grad)]
-        chunk = np.array([*addresses, grad.size, 1, 0], np.intp)
+        chunk = np.array([*addresses, grad.size, 1, 0, 0], np.intp)
         packed = np.array([scalars[name] for name in rule.scalars] or [0], grad.dtype)
         place = next(at for at, each in enumerate(self._rules) if each is rule)
         function = getattr(self._library, f"run_{place}_{real}")

@@ -23,15 +23,11 @@ from gpuopt.backends.clips import Clips
 from gpuopt.backends.cpu.caches import read_cache_bytes
 from gpuopt.backends.cpu.catch_up import CpuLateRows
 from gpuopt.backends.cpu.clips import CpuClips
-from gpuopt.backends.cpu.coded_update import CodedPlan, update_coded, update_coded_rows
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.memory import empty
-from gpuopt.backends.cpu.mixed_update import update_mixed
 from gpuopt.backends.cpu.norms import CpuNorms
-from gpuopt.backends.cpu.rounded_update import update_rounded, update_rounded_rows
 from gpuopt.backends.cpu.row_copies import copy_rows
 from gpuopt.backends.cpu.sparse_update import (
     sum_duplicate_rows,
@@ -39,7 +35,6 @@ from gpuopt.backends.cpu.sparse_update import (
     update_late_rows,
     update_touched_rows,
 )
-from gpuopt.backends.cpu.split_update import SplitPlan, update_split, update_split_rows
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.backends.foreign import array_of_foreign, is_foreign
 from gpuopt.backends.loss_scaling import LossScalings
@@ -174,11 +169,7 @@ class CpuBackend:
         for position in borrowed:
             var, slots = targets[position]
             targets[position] = Target(self.unowned(var), slots)
-        if codings:
-            return CodedPlan(targets, memory, self._limits, groups, codings)
-        if beside and beside[0].dtype == np.uint16:
-            return SplitPlan(targets, memory, self._limits, groups, beside)
-        return DensePlan(targets, memory, self._limits, groups, beside)
+        return DensePlan(targets, memory, self._limits, groups, codings, beside)
 
     def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Array]) -> list[int]:
         overlaps = WrittenMemory.joined([plan.memory for plan in plans]).overlaps
@@ -199,17 +190,7 @@ class CpuBackend:
     ) -> None:
         watcher = watching.this_thread.watcher
         begin = 0.0 if watcher is None else perf_counter()
-        if isinstance(plan, CodedPlan):
-            update_coded(rule, plan, gradients, scalars, self._limits)
-        elif not (plan.is_mixed and update_mixed(rule, plan, gradients, scalars, self._limits)):
-            if isinstance(plan, SplitPlan):
-                update_split(rule, plan, gradients, scalars, self._limits)
-            elif rule.is_rounded:
-                update_rounded(rule, plan, gradients, scalars, self._limits)
-            else:
-                update_dense(rule, plan, gradients, scalars, self._limits)
-            if plan.copies:
-                write_copies(plan, self._limits)
+        update_dense(rule, plan, gradients, scalars, self._limits)
         if watcher is not None:
             _note_launch(watcher, f"dense {rule.name}", begin)
 
@@ -229,22 +210,12 @@ class CpuBackend:
         for update, first in zip(updates, _first_positions(updates), strict=True):
             plan, values, rows, group, catch_up = update
             given = plan, values, rows, scalars[group]
-            if isinstance(plan, CodedPlan):
-                update_coded_rows(rule, other_rows, *given, self._limits, first)
-            elif isinstance(plan, SplitPlan):
-                if values.size or other_rows is not None:
-                    update_split_rows(rule, other_rows, *given, self._limits, first)
-            elif rule.is_rounded:
-                if values.size or other_rows is not None:
-                    update_rounded_rows(rule, other_rows, *given, self._limits, first)
-            elif other_rows is not None:
+            if other_rows is not None:
                 update_all_rows(rule, other_rows, *given, self._limits, first)
             elif catch_up is not None:
                 update_late_rows(rule, *given, catch_up, self._limits, first)
             elif values.size:
                 update_touched_rows(rule, *given, self._limits, first)
-            if plan.copies:
-                write_copies(plan, self._limits, rows)
         if watcher is not None:
             _note_launch(watcher, f"sparse {rule.name}", begin)
 

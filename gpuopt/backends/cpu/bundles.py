@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import Target
+from gpuopt.backends.cpu.chunks import row_width
 from gpuopt.backends.cpu.forms.replayed import form_of_parts
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.memory import Array, contiguous_runs, scratch
+from gpuopt.codecs import Codecs
 
 _ALL = slice(None)
 _exhaust: Callable[[Iterable[None]], object] = partial(deque, maxlen=0)
@@ -23,29 +24,38 @@ _assign: Any = setitem  # typed as if memoryviews could not be written
 
 
 def bundles(
-    targets: Sequence[Target], groups: Sequence[int], positions: Sequence[int], most_elements: int
+    variables: Sequence[Sequence[Array]],
+    codecs: Codecs,
+    groups: Sequence[int],
+    positions: Sequence[int],
+    most_elements: int,
 ) -> list[Bundle]:
-    """Joins neighbours in a list, with those of one group and `Target.row_width` side by side.
+    """Joins neighbours in a list, with those of one group and `row_width` side by side.
 
     Args:
-        targets: All variables of a plan, and their slots.
+        variables: The arrays of all variables of a plan and their slots.
+        codecs: How these are stored. None has blocks.
         groups: The number of each one's group.
-        positions: Those of `targets` that are joined.
+        positions: Those of `variables` that are joined.
         most_elements: How many elements the variables of a bundle have together, unless one alone
             has more.
     """
     made: list[Bundle] = []
     first = size = 0
-    kinds = {position: (groups[position], targets[position].row_width) for position in positions}
+    kinds = {
+        position: (groups[position], row_width(variables[position], have_scales=False))
+        for position in positions
+    }
     positions = sorted(positions, key=kinds.__getitem__)
     for last, position in enumerate(positions):
-        size += targets[position].var.size
+        size += variables[position][0].size
         following = positions[last + 1 : last + 2]
-        if not following or size + targets[following[0]].var.size > most_elements:
+        if not following or size + variables[following[0]][0].size > most_elements:
             members = positions[first : last + 1]
             made.append(
                 Bundle(
-                    [targets[member] for member in members],
+                    [variables[member] for member in members],
+                    codecs,
                     [kinds[member] for member in members],
                     members,
                 )
@@ -57,39 +67,46 @@ def bundles(
 class Bundle:
     """Small variables that are updated together: those of each part as if they were one.
 
-    A part has one group and one `Target.row_width`.
+    A part has one group and one `row_width`.
     """
 
     def __init__(
         self,
-        targets: Sequence[Target],
+        variables: Sequence[Sequence[Array]],
+        codecs: Codecs,
         kinds: Sequence[tuple[int, int]],
         positions: Sequence[int],
     ) -> None:
         """Joins variables.
 
         Args:
-            targets: They and their slots.
+            variables: Their arrays, and those of their slots.
+            codecs: How these are stored.
             kinds: The group and the row width of each.
             positions: Theirs in the plan.
         """
         self._positions = positions
-        self._size = sum(var.size for var, _ in targets)
+        self._codecs = codecs
+        self._size = sum(arrays[0].size for arrays in variables)
         parts = [i for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
         self._groups = [kinds[i][0] for i in parts]
-        every = list(zip(*[(var, *slots) for var, slots in targets], strict=True))
+        every = list(zip(*variables, strict=True))
         self._members = [
             _Members(contiguous_runs([array.reshape(-1) for array in arrays])) for arrays in every
         ]
         ends = [np.cumsum([0, *[array.size for array in arrays]]) for arrays in every]
-        # [num_arrays + 1, num_parts + 1]: where the elements of each part begin and end in the
+        # Those of the numbers: of each codec, the first array has them.
+        firsts = np.cumsum([0, *[codec.num_arrays for codec in codecs.every[:-1]]])
+        ends = [ends[first] for first in firsts]
+        # [num_slots + 2, num_parts + 1]: where the elements of each part begin and end in the
         # variable, the slots and the gradient.
-        self._bounds = np.array([each[[*parts, len(targets)]] for each in [*ends, ends[0]]])
+        self._bounds = np.array([each[[*parts, len(variables)]] for each in [*ends, ends[0]]])
         # A table for `CompiledRule.update_chunks`, less what a step adds.
         widths = [kinds[i][1] for i in parts]
         num_rows = np.diff(self._bounds[-2])
+        none = np.zeros_like(num_rows)
         self._chunks = np.column_stack(
-            [self._bounds[:, :-1].T, num_rows, widths, np.zeros_like(num_rows)]
+            [self._bounds[:, :-1].T, num_rows, widths, none, none]
         ).astype(np.intp, copy=False)
 
     def join(self, gradients: Sequence[Array], real: np.dtype[Any]) -> Array:
@@ -113,30 +130,34 @@ class Bundle:
             grad: The result of `join`, or a function that calls `join` and returns its result.
         """
         grad = grad() if callable(grad) else grad
-        gathered = [len(each.runs) > 1 or each.dtype != real for each in self._members]
+        is_plain = self._codecs.are_plain
+        gathered = [each for each in self._members if len(each.runs) > 1]
         first = forms[self._groups[0]]
-        copies = [real] * sum(gathered)
-        wanted = [*copies, *first.scratch_dtypes]
+        decoded = [real] * self._codecs.num_decoded
+        kept = [*[each.dtype for each in gathered], *decoded]
+        wanted = [*kept, *first.scratch_dtypes]
         buffers = scratch(wanted, self._size) if wanted else []
-        written = [
-            each.gather(buffers.pop(0)[: bounds[-1]]) if is_gathered else each.runs[0]
-            for each, bounds, is_gathered in zip(
-                self._members, self._bounds[:-1], gathered, strict=True
-            )
+        arrays = [
+            each.gather(buffers.pop(0)) if len(each.runs) > 1 else each.runs[0]
+            for each in self._members
         ]
+        values = arrays if is_plain else self._codecs.decode(arrays, buffers)
+        del buffers[: len(decoded)]
         whole: RuleForm | None = first
         if len(self._groups) > 1:
             whole = form_of_parts(forms, self._groups, np.diff(self._bounds[-1]))
         if whole is not None:
-            whole.apply(written, grad, buffers)
+            whole.apply(values, grad, buffers)
         elif first.update_chunks is not None:
-            table = self._table(forms, [*written, grad])
+            table = self._table(forms, [*values, grad])
             first.update_chunks(table, np.zeros(1, np.int64))
         else:
-            self._update_parts(forms, written, grad, copies)
-        for each, values, is_gathered in zip(self._members, written, gathered, strict=True):
-            if is_gathered:
-                each.spread(values)
+            self._update_parts(forms, values, grad, kept)
+        if not is_plain:
+            self._codecs.encode(values, arrays)
+        for each, array in zip(self._members, arrays, strict=True):
+            if len(each.runs) > 1:
+                each.spread(array)
 
     def _table(self, forms: Sequence[RuleForm], arrays: Sequence[Array]) -> Array:
         """Returns the parts as chunks, for `CompiledRule.update_chunks`."""
@@ -150,19 +171,19 @@ class Bundle:
     def _update_parts(
         self,
         forms: Sequence[RuleForm],
-        written: Sequence[Array],
+        values: Sequence[Array],
         grad: Array,
-        copies: Sequence[np.dtype[Any]],
+        kept: Sequence[np.dtype[Any]],
     ) -> None:
-        arrays = [*written, grad]
+        arrays = [*values, grad]
         for number, group in enumerate(self._groups):
             form = forms[group]
             *parts, part_of_grad = [
                 array[bounds[number] : bounds[number + 1]]
                 for array, bounds in zip(arrays, self._bounds, strict=True)
             ]
-            # Behind the copies, which stay.
-            buffers = scratch([*copies, *form.scratch_dtypes], self._size)[len(copies) :]
+            # Behind those that stay.
+            buffers = scratch([*kept, *form.scratch_dtypes], self._size)[len(kept) :]
             form.apply(parts, part_of_grad, [array[: len(part_of_grad)] for array in buffers])
 
 
@@ -180,15 +201,17 @@ class _Members:
     def __init__(self, runs: Sequence[Array]) -> None:
         self.runs = runs
         self.dtype = runs[0].dtype
+        self._size = sum(run.size for run in runs)
         self._bytes = [run.view(np.uint8).data for run in runs]
         self._cut = struct.Struct("".join(f"{run.nbytes}s" for run in runs)).unpack
 
     def gather(self, out: Array) -> Array:
-        """Copies the arrays into `out`, which may be of another dtype, and returns it."""
-        out[...] = np.frombuffer(b"".join(self._bytes), self.dtype)
-        return out
+        """Copies the arrays into `out`, which is at least as long, and returns what it fills."""
+        joined = out[: self._size]
+        joined[...] = np.frombuffer(b"".join(self._bytes), self.dtype)
+        return joined
 
     def spread(self, values: Array) -> None:
         """Copies what `gather` returned back into the arrays."""
-        parts = self._cut(values.astype(self.dtype, copy=False).view(np.uint8).data)
+        parts = self._cut(values.view(np.uint8).data)
         _exhaust(map(_assign, self._bytes, repeat(_ALL), parts))

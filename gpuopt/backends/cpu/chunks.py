@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gpuopt.backends.backend import Target
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
-from gpuopt.backends.cpu.memory import Array, scratch
+from gpuopt.backends.cpu.memory import Array
 from gpuopt.computed_once import computed_once
+from gpuopt.rules.slot_codes import BLOCK
 
-# Columns of a table of chunks: see `CompiledRule.update_chunks`.
-_GRADIENT, _WIDTH, _SCALARS = -4, -2, -1
+# The last columns of a table of chunks: see `Update::Chunk` in kernels/cpu/update.hpp.
+_GRADIENT, _NUM_ROWS, _WIDTH, _FIRST, _SCALARS = range(-5, 0)
 # The most memory that the scratch arrays of all threads may take together.
 _SCRATCH_BYTES = 6 * 1024 * 1024
 
@@ -35,35 +34,66 @@ def chunk_length(form: RuleForm, size: int, threads: int, converted_bytes: int =
     return max(longest, 1)
 
 
+def row_width(arrays: Sequence[Array], *, have_scales: bool) -> int:
+    """Returns how many elements of a variable no chunk divides.
+
+    These are a row where its last array has numbers of rows, or where blocks of codes end at rows.
+    Else they are a block, or one.
+
+    Args:
+        arrays: Those of the variable, which is not empty, and of its slots.
+        have_scales: Whether the last array has the scales of blocks.
+    """
+    var, last = arrays[0], arrays[-1]
+    if not have_scales:
+        return var.size // last.size
+    return BLOCK if last.ndim == 1 else var.size // len(last)
+
+
 class Chunks:
-    """Large variables and their slots, cut into chunks of whole rows; see `Target.row_width`.
+    """Large variables and their slots, cut into chunks of whole rows; see `row_width`.
 
     Attributes:
         longest: As it was given.
     """
 
-    def __init__(self, targets: Sequence[Target], groups: Sequence[int], longest: int) -> None:
+    def __init__(
+        self,
+        variables: Sequence[Sequence[Array]],
+        groups: Sequence[int],
+        longest: int,
+        *,
+        have_scales: bool = False,
+    ) -> None:
         """Cuts variables.
 
         Args:
-            targets: The variables and their slots, contiguous and not empty.
+            variables: The arrays of each, contiguous and not empty.
             groups: The number of each one's group.
             longest: How many elements a chunk has at most, unless a single row has more.
+            have_scales: See `row_width`.
         """
         self.longest = longest
         self._groups = groups
-        widths = np.array([target.row_width for target in targets], np.intp)
-        sizes = np.array([var.size for var, _ in targets], np.intp)
-        heights = sizes // widths
-        self._written = [
-            [array.reshape(height, -1) for array in (var, *slots)]
-            for (var, slots), height in zip(targets, heights, strict=True)
+        self._arrays = [[array.reshape(-1) for array in arrays] for arrays in variables]
+        ends = [arrays[-1].ndim for arrays in variables] if have_scales else [0] * len(variables)
+        self._are_blocks, self._are_tables = (
+            np.array([n == ndim for n in ends]) for ndim in (1, 2)
+        )
+        widths = [row_width(arrays, have_scales=have_scales) for arrays in variables]
+        self._widths = np.array(widths, np.intp)
+        self._sizes = np.array([arrays[0].size for arrays in variables], np.intp)
+        heights = -(-self._sizes // self._widths)
+        # How many numbers each array has of a row.
+        self._counts = [
+            [width if each.size == arrays[0].size else each.size // height for each in arrays]
+            for arrays, width, height in zip(variables, widths, heights.tolist(), strict=True)
         ]
-        counts = -(-heights // np.maximum(longest // widths, 1))
+        counts = -(-heights // np.maximum(longest // self._widths, 1))
         lengths = -(-heights // counts)
         # For each chunk, the position of its variable and the bounds of its rows. Nothing else is
         # kept: a billion elements are thousands of chunks.
-        self._owners = np.repeat(np.arange(len(targets)), counts)
+        self._owners = np.repeat(np.arange(len(variables)), counts)
         before = np.repeat(np.cumsum(counts) - counts, counts)
         self._starts = (np.arange(len(before)) - before) * lengths[self._owners]
         self._ends = np.minimum(self._starts + lengths[self._owners], heights[self._owners])
@@ -71,20 +101,11 @@ class Chunks:
     def __len__(self) -> int:
         return len(self._owners)
 
-    def update(
-        self,
-        forms: Sequence[RuleForm],
-        real: np.dtype[Any],
-        gradients: Sequence[Array | None] | None,
-        left: deque[int],
-    ) -> None:
+    def share(self, update: Callable[[int], None], left: deque[int]) -> None:
         """Updates chunks until none is left; threads that call it at once share them.
 
         Args:
-            forms: The rule's form of each group.
-            real: The type that they compute in.
-            gradients: A flat gradient for each target, or None to leave the target out. None
-                instead of the sequence stands for gradients that are zero everywhere.
+            update: Takes the number of a chunk.
             left: The numbers of the chunks still to be updated, by all callers.
         """
         while left:
@@ -92,21 +113,42 @@ class Chunks:
                 number = left.popleft()
             except IndexError:  # another thread took the last one
                 return
-            owner, part = self._owners[number], slice(self._starts[number], self._ends[number])
-            gradient = None if gradients is None else gradients[owner]
-            if gradients is None or gradient is not None:
-                form = forms[self._groups[owner]]
-                written = [array[part].reshape(-1) for array in self._written[owner]]
-                if gradient is not None:
-                    gradient = gradient.reshape(self._written[owner][0].shape)[part].reshape(-1)
-                _update_chunk(form, real, written, gradient)
+            update(number)
 
-    def table(self, scalars: Sequence[int], gradients: Sequence[Array | None] | None) -> Array:
+    def group(self, number: int) -> int:
+        """Returns the number of a chunk's group."""
+        return self._groups[int(self._owners[number])]
+
+    def part(
+        self, number: int, gradients: Sequence[Array] | None
+    ) -> tuple[list[Array], Array | None, int]:
+        """Returns the arrays of a chunk, its gradient, and the number of its first element.
+
+        The arrays are flat, or [num_rows, ...] where blocks of codes end at rows.
+
+        Args:
+            number: That of the chunk.
+            gradients: A flat one for each variable; None if they are zero everywhere.
+        """
+        owner = self._owners[number]
+        start, end = int(self._starts[number]), int(self._ends[number])
+        arrays = [
+            array[start * count : end * count]
+            for array, count in zip(self._arrays[owner], self._counts[owner], strict=True)
+        ]
+        if self._are_tables[owner]:
+            arrays = [array.reshape(end - start, -1) for array in arrays]
+        width = int(self._widths[owner])
+        grad = None if gradients is None else gradients[owner][start * width : end * width]
+        return arrays, grad, start * width
+
+    def table(self, scalars: Sequence[int], gradients: Sequence[Array] | None) -> Array:
         """Returns the chunks' addresses, for `CompiledRule.update_chunks`.
 
         Args:
             scalars: Where each group's scalars are.
-            gradients: See `update`.
+            gradients: One for each variable, contiguous and of one type; None if they are zero
+                everywhere.
         """
         table = self._table.copy()
         if len(scalars) == 1:
@@ -114,37 +156,10 @@ class Chunks:
         else:
             table[:, _SCALARS] = np.array(scalars, np.intp)[self._chunk_groups]
         if gradients is not None:
-            addresses = [0 if gradient is None else gradient.ctypes.data for gradient in gradients]
-            grads = np.array(addresses, np.intp)[self._owners]
-            np.add(grads, self._offsets[:, 0], out=table[:, _GRADIENT])
-            if 0 in addresses:
-                table = table[grads != 0]
+            addresses = np.array([gradient.ctypes.data for gradient in gradients], np.intp)
+            offsets = table[:, _FIRST] * gradients[0].itemsize
+            np.add(addresses[self._owners], offsets, out=table[:, _GRADIENT])
         return table
-
-    def numbered_table(self, scalars: Sequence[int], gradients: Sequence[Array] | None) -> Array:
-        """Returns the chunks' addresses, for `CompiledMixed.update_chunks`.
-
-        Precondition: rows have one element.
-
-        Args:
-            scalars: Where each target's scalars are.
-            gradients: One for each target, contiguous and all of one type; None if they are zero
-                everywhere.
-        """
-        table = self._table.copy()
-        if gradients is not None:
-            grads = np.array([gradient.ctypes.data for gradient in gradients], np.intp)
-            table[:, _GRADIENT] = grads[self._owners] + self._starts * gradients[0].itemsize
-        table[:, _WIDTH] = self._starts
-        table[:, _SCALARS] = np.array(scalars, np.intp)[self._owners]
-        return table
-
-    @computed_once
-    def _offsets(self) -> Array:
-        """For each chunk, how many bytes of each of its arrays lie before it."""
-        bytes_of_rows = [[array[0].nbytes for array in arrays] for arrays in self._written]
-        offsets: Array = self._starts[:, np.newaxis] * np.array(bytes_of_rows)[self._owners]
-        return offsets
 
     @computed_once
     def _chunk_groups(self) -> Array:
@@ -155,30 +170,19 @@ class Chunks:
     @computed_once
     def _table(self) -> Array:
         """The chunks' addresses, without gradients and scalars."""
-        addresses = [[array.ctypes.data for array in arrays] for arrays in self._written]
-        written = np.array(addresses, np.intp)[self._owners] + self._offsets
-        widths = np.array([arrays[0][0].size for arrays in self._written])[self._owners]
-        none = np.zeros_like(self._starts)
-        return np.column_stack([written, none, self._ends - self._starts, widths, none])
-
-
-def _update_chunk(
-    form: RuleForm, real: np.dtype[Any], written: Sequence[Array], grad: Array | None
-) -> None:
-    """Updates chunks of any type that converts to `real`, and back."""
-    given = [*written, *([] if grad is None else [grad])]
-    others = [chunk for chunk in given if chunk.dtype != real]
-    arrays = scratch([*[real] * len(others), *form.scratch_dtypes], len(written[0]))
-    copies = iter(arrays)
-    converted = [chunk if chunk.dtype == real else next(copies)[: len(chunk)] for chunk in given]
-    for array, chunk in zip(converted, given, strict=True):
-        if array is not chunk:
-            np.copyto(array, chunk, casting="unsafe")
-    form.apply(
-        converted[: len(written)],
-        None if grad is None else converted[-1],
-        arrays[len(others) :],
-    )
-    for array, chunk in zip(converted, written, strict=False):
-        if array is not chunk:
-            np.copyto(chunk, array, casting="unsafe")
+        addresses = [[array.ctypes.data for array in arrays] for arrays in self._arrays]
+        bytes_of_rows = [
+            [array.itemsize * count for array, count in zip(arrays, counts, strict=True)]
+            for arrays, counts in zip(self._arrays, self._counts, strict=True)
+        ]
+        starts = self._starts[:, np.newaxis]
+        arrays = np.array(addresses, np.intp)[self._owners]
+        arrays += starts * np.array(bytes_of_rows, np.intp)[self._owners]
+        widths, heights = self._widths[self._owners], self._ends - self._starts
+        firsts = self._starts * widths
+        # Blocks of a flat variable are one row of many.
+        are_blocks = self._are_blocks[self._owners]
+        sizes = np.minimum(self._ends * widths, self._sizes[self._owners]) - firsts
+        widths, heights = np.where(are_blocks, (sizes, np.ones_like(sizes)), (widths, heights))
+        none = np.zeros_like(firsts)
+        return np.column_stack([arrays, none, heights, widths, firsts, none])

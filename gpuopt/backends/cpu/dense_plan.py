@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from operator import attrgetter, eq
 from typing import Any
 
@@ -14,11 +15,15 @@ import numpy as np
 from gpuopt.backends.backend import Target, compute_type
 from gpuopt.backends.cpu.bundles import bundles
 from gpuopt.backends.cpu.chunks import Chunks, chunk_length
+from gpuopt.backends.cpu.forms.compiled import Stored
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.backends.cpu.memory import Array
+from gpuopt.backends.cpu.memory import Array, scratch
+from gpuopt.backends.cpu.tiles import MOST_ROUNDED, Rounding, buffers_for, update_tile
 from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.codecs import Byte, Codec, Codecs, MasterAndCopy, Split, codec_of
 from gpuopt.computed_once import computed_once
+from gpuopt.rules.slot_codes import Coding
 
 _BUNDLE_BYTES = 128 * 1024
 # If the small gradients take no more than this together, all are copied before the first update.
@@ -41,10 +46,12 @@ class DensePlan:
         real: The type that rules compute in.
         size: How many elements there are.
         targets: The variables and their slots, in order.
-        groups: For each of them, the number of its group, whose forms and scalars it gets.
-        memory: Theirs, and that of `copies`.
-        copies: The arrays that get the new values, too, if the variables are master copies.
-        is_mixed: Whether some of these arrays have another type than `real`.
+        codecs: How those of the first variable are stored.
+        arrays: All arrays of each variable, as `codecs` take them.
+        groups: For each variable, the number of its group, whose forms and scalars it gets.
+        memory: That of all arrays.
+        strided: The positions of variables some of whose arrays do not lie flat in memory, or have
+            other types than those of the first one.
         read_late: The positions of gradients that are read after the first write.
     """
 
@@ -54,7 +61,8 @@ class DensePlan:
         memory: WrittenMemory,
         limits: CpuLimits,
         groups: Sequence[int] | None = None,
-        copies: Sequence[Array] = (),
+        codings: Sequence[Coding] = (),
+        beside: Sequence[Array] = (),
     ) -> None:
         """Sorts the variables.
 
@@ -63,55 +71,51 @@ class DensePlan:
             memory: The memory of all these arrays.
             limits: See `CpuLimits`.
             groups: See `Backend.plan_dense`.
-            copies: Likewise.
+            codings: Likewise.
+            beside: Likewise.
         """
-        stored = targets[0].var.dtype
-        self.real = np.dtype(compute_type(stored))
+        dtype = targets[0].var.dtype
+        self.real = np.dtype(compute_type(dtype))
         self.size = sum(var.size for var, _ in targets)
-        self.targets = targets
+        self.targets, self.codings, self.beside = targets, codings, beside
         self.groups = groups or [0] * len(targets)
         self.memory = memory
         self._limits = limits
         self._shapes = [var.shape for var, _ in targets]
-        self.copies = copies
-        self._dtype = copies[0].dtype if copies else stored
-        types = [array.dtype for array in (targets[0].var, *targets[0].slots)]
-        converted = sum(each != self.real for each in [*types, stored])  # and the gradient
-        self._converted_bytes = converted * self.real.itemsize
-        self.is_mixed = bool(converted or copies)
-        self._strided: list[int] = []
+        self.codecs = _codecs_of(targets[0], self.real, codings, beside[:1])
+        self._is_master_and_copy = isinstance(self.codecs.var, MasterAndCopy)
+        self._dtype = beside[0].dtype if self._is_master_and_copy else dtype
+        self.arrays = [
+            _arrays_of(target, codings, beside[position : position + 1])
+            for position, target in enumerate(targets)
+        ]
+        types = [array.dtype for array in self.arrays[0]]
+        self.strided: list[int] = []
         self._large: list[int] = []
         small: list[int] = []
-        for position, (var, slots) in enumerate(targets):
-            written = zip((var, *slots), types, strict=True)
+        for position, arrays in enumerate(self.arrays):
+            written = zip(arrays, types, strict=True)
+            size = arrays[0].size
             if not all(array.flags.carray and array.dtype == each for array, each in written):
-                self._strided.append(position)
-            elif var.size:
-                (small if var.size < limits.small_elements else self._large).append(position)
+                self.strided.append(position)
+            elif size:
+                is_small = size < limits.small_elements and not self.codecs.have_blocks
+                (small if is_small else self._large).append(position)
         # These are small for numpy alone.
         medium = range(limits.small_compiled_elements, limits.small_elements)
-        self._has_medium = any(targets[position].var.size in medium for position in small)
-        self._chunks = self._whole_chunks = Chunks([], [], 0)
-        self._bundles = bundles(targets, self.groups, small, _BUNDLE_BYTES // self.real.itemsize)
-        small_bytes = stored.itemsize * sum(targets[position].var.size for position in small)
+        self._has_medium = any(self.arrays[position][0].size in medium for position in small)
+        self._chunks = Chunks([], [], 0)
+        most_elements = _BUNDLE_BYTES // self.real.itemsize
+        self._bundles = bundles(self.arrays, self.codecs, self.groups, small, most_elements)
+        small_bytes = dtype.itemsize * sum(self.arrays[position][0].size for position in small)
         self._copies_small = small_bytes <= _COPIED_BYTES
         # Gradients read after the first write: those that alias a variable or slot are copied.
-        self.read_late = [*self._large, *self._strided, *([] if self._copies_small else small)]
-
-    @property
-    def is_strided(self) -> bool:
-        """Whether some arrays do not lie flat in memory, or have another dtype than the first."""
-        return bool(self._strided)
+        self.read_late = [*self._large, *self.strided, *([] if self._copies_small else small)]
 
     @property
     def is_large(self) -> bool:
         """Whether all variables with elements are large, and lie flat in memory."""
-        return not (self._strided or self._bundles)
-
-    @property
-    def beside(self) -> Sequence[Array]:
-        """The arrays that are written with the variables, one for each, if there are any."""
-        return self.copies
+        return not (self.strided or self._bundles)
 
     def accept(self, gradients: Sequence[Any]) -> int | None:
         """Returns 0 if all gradients are numpy's arrays of their variables' shapes and dtype.
@@ -130,19 +134,42 @@ class DensePlan:
     @computed_once
     def alone(self) -> DensePlan:
         """A plan of the same variables, each in a group of its own."""
-        return DensePlan(self.targets, self.memory, self._limits, range(len(self.targets)))
+        return self._with(self._limits, range(len(self.targets)))
 
-    def for_forms(self, forms: Sequence[RuleForm]) -> DensePlan:
+    @computed_once
+    def apart(self) -> DensePlan:
+        """The plan of the same variables of which none counts as small."""
+        if not self._bundles:
+            return self
+        limits = replace(self._limits, small_elements=0, small_compiled_elements=0)
+        return self._with(limits, self.groups)
+
+    def for_forms(self, forms: Sequence[RuleForm], gradients: Sequence[Array] | None) -> DensePlan:
         """Returns the plan of the same variables that suits forms of a rule best."""
-        converts = self._converted_bytes or self._dtype != self.real
-        is_other = self._has_medium and not converts and forms[0].update_chunks is not None
+        if forms[0].update_chunks is None:
+            return self
+        if forms[0].stored == self.stored(gradients) and not self.codecs.are_plain:
+            return self.apart
+        is_other = self._has_medium and self.codecs.are_plain and self._dtype == self.real
         return self._for_compiled if is_other else self
 
     @computed_once
     def _for_compiled(self) -> DensePlan:
         """The plan of the same variables of which fewer count as small."""
         limits = replace(self._limits, small_elements=self._limits.small_compiled_elements)
-        return DensePlan(self.targets, self.memory, limits, self.groups, self.copies)
+        return self._with(limits, self.groups)
+
+    def _with(self, limits: CpuLimits, groups: Sequence[int]) -> DensePlan:
+        return DensePlan(self.targets, self.memory, limits, groups, self.codings, self.beside)
+
+    def stored(self, gradients: Sequence[Array] | None) -> Stored:
+        """Returns how the arrays of an update are stored.
+
+        Args:
+            gradients: The type of the first one is taken; None if they are zero everywhere.
+        """
+        dtype = self.real if gradients is None else gradients[0].dtype
+        return Stored(self.codecs, codec_of(dtype, self.real))
 
     def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:
         """Returns the gradients; those that the step would overwrite before reading are copies."""
@@ -152,88 +179,115 @@ class DensePlan:
                 apart[position] = apart[position].copy()
         return apart
 
-    def whole_chunks(self, longest: int) -> Chunks:
-        """Cuts all variables that have elements, with their slots and what is beside them.
-
-        Precondition: all of that lies flat in memory.
-        """
-        if self._whole_chunks.longest != longest:
-            targets = [
-                Target(var, [*slots, *self.beside[position : position + 1]])
-                for position, (var, slots) in enumerate(self.targets)
-                if var.size
-            ]
-            # Each has its own scalars: see `Chunks.numbered_table`.
-            self._whole_chunks = Chunks(targets, range(len(targets)), longest)
-        return self._whole_chunks
-
-    def in_rows(self, gradients: Sequence[Array]) -> list[Array]:
-        """Returns the gradients; where large variables have others than rows, copies in rows."""
-        in_rows = list(gradients)
-        for position in self._large:
-            in_rows[position] = np.require(in_rows[position], requirements=["C", "ALIGNED"])
-        return in_rows
-
     def tasks(
-        self, forms: Sequence[RuleForm], gradients: Sequence[Array], threads: int
-    ) -> tuple[list[Task], list[int]]:
-        """Cuts a step into tasks that write to different memory.
+        self,
+        forms: Sequence[RuleForm],
+        gradients: Sequence[Array] | None,
+        threads: int,
+        rounding: Sequence[Rounding] | None = None,
+    ) -> list[Task]:
+        """Cuts the step of all variables that are not `strided` into tasks.
 
-        The caller keeps the gradients until the tasks are done.
+        They write to different memory. The caller keeps the gradients until the tasks are done.
 
         Args:
             forms: The rule's form of each group, all of one kind.
-            gradients: One for each target.
+            gradients: One for each target, those of large variables flat; None if they are zero
+                everywhere, and `is_large`.
             threads: How many share the tasks.
-
-        Returns:
-            (tasks, strided): the positions of targets that are not flat in memory, or whose
-            gradients are not.
+            rounding: How each group's variables are rounded at random, none of which is small; None
+                if they are not.
         """
-        strided = list(self._strided)
-        flat: list[Array | None] = []
-        for position in self._large:
-            gradient = gradients[position]
-            if gradient.flags.c_contiguous and gradient.flags.aligned:
-                flat.append(gradient.reshape(-1))
-            else:
-                flat.append(None)
-                strided.append(position)
         small: list[Task] = []
         for bundle in self._bundles:
+            assert gradients is not None, "all variables are large"
             join = partial(bundle.join, gradients, self.real)
             grad = join() if self._copies_small else join
             small.append(partial(bundle.update, forms, self.real, grad))
         # One large task first: another thread can run it without the interpreter's lock while this
         # one updates the small variables in Python.
-        large = self._large_tasks(forms, flat, threads) if self._large else []
-        return [*large[:1], *small, *large[1:]], strided
+        large = self._large_tasks(forms, gradients, threads, rounding) if self._large else []
+        return [*large[:1], *small, *large[1:]]
 
-    def tasks_without_gradients(self, forms: Sequence[RuleForm], threads: int) -> list[Task]:
-        """Cuts a step, whose gradients are zero everywhere, into tasks.
-
-        Precondition: `is_large`.
-        """
-        return self._large_tasks(forms, None, threads) if self._large else []
+    def flat(self, gradients: Sequence[Array]) -> list[Array]:
+        """Returns the gradients; those of large variables flat, as copies where they are not."""
+        flat = list(gradients)
+        for position in self._large:
+            flat[position] = np.require(flat[position], requirements=["C", "ALIGNED"]).reshape(-1)
+        return flat
 
     def _large_tasks(
-        self, forms: Sequence[RuleForm], gradients: Sequence[Array | None] | None, threads: int
+        self,
+        forms: Sequence[RuleForm],
+        gradients: Sequence[Array] | None,
+        threads: int,
+        rounding: Sequence[Rounding] | None,
     ) -> list[Task]:
-        types = {each.dtype for each in gradients or () if each is not None}
-        converted_bytes = self._converted_bytes or len(types - {self.real}) * self.real.itemsize
+        mine = None if gradients is None else [gradients[position] for position in self._large]
+        types = {each.dtype for each in mine or ()}
+        update_chunks = forms[0].update_chunks
+        if len(types) > 1 or forms[0].stored != self.stored(mine):
+            update_chunks = None
+        converted = 0
+        if update_chunks is None:
+            converted = self.codecs.num_decoded + bool(types - {self.real})
         # Forms of one kind differ in their scratch arrays alone.
         distinct = {tuple(form.scratch_dtypes): form for form in forms}.values()
+        converted_bytes = converted * self.real.itemsize
         longest = min(chunk_length(form, self.size, threads, converted_bytes) for form in distinct)
+        if rounding is not None and update_chunks is None:
+            longest = min(longest, MOST_ROUNDED)
         chunks = self._chunks
         if chunks.longest != longest:
-            targets = [self.targets[position] for position in self._large]
+            arrays = [self.arrays[position] for position in self._large]
             groups = [self.groups[position] for position in self._large]
-            chunks = self._chunks = Chunks(targets, groups, longest)
+            has_blocks = self.codecs.have_blocks
+            chunks = self._chunks = Chunks(arrays, groups, longest, have_scales=has_blocks)
         share: Task
-        update_chunks = forms[0].update_chunks
-        if update_chunks is not None and not converted_bytes:
-            table = chunks.table([form.scalars_address for form in forms], gradients)
+        if update_chunks is not None:
+            table = chunks.table([form.scalars_address for form in forms], mine)
             share = partial(update_chunks, table, np.zeros(1, np.int64))
         else:
-            share = partial(chunks.update, forms, self.real, gradients, deque(range(len(chunks))))
+            update = partial(self._update_chunk, chunks, forms, mine, rounding)
+            share = partial(chunks.share, update, deque(range(len(chunks))))
         return [share] * min(threads, len(chunks))
+
+    def _update_chunk(
+        self,
+        chunks: Chunks,
+        forms: Sequence[RuleForm],
+        gradients: Sequence[Array] | None,
+        rounding: Sequence[Rounding] | None,
+        number: int,
+    ) -> None:
+        group = chunks.group(number)
+        arrays, grad, first = chunks.part(number, gradients)
+        form, size = forms[group], arrays[0].size
+        types = buffers_for(form, self.codecs, self.real, None if grad is None else grad.dtype)
+        rounds = None
+        if rounding is not None:
+            numbers = np.arange(first, first + size, dtype=np.uint64)
+            rounds = rounding[group]._replace(numbers=numbers)
+        update_tile(form, self.codecs, self.real, arrays, grad, scratch(types, size), rounds)
+
+
+def _codecs_of(
+    target: Target, real: np.dtype[Any], codings: Sequence[Coding], beside: Sequence[Array]
+) -> Codecs:
+    """Returns how a variable and its slots are stored; see `Backend.plan_dense`."""
+    var: Codec = codec_of(target.var.dtype, real)
+    for other in beside:
+        var = Split() if other.dtype == np.uint16 else MasterAndCopy(other.dtype)
+    plain = target.slots[: len(target.slots) - 2 * len(codings)]
+    return Codecs(var, (*(codec_of(each.dtype, real) for each in plain), *map(Byte, codings)))
+
+
+def _arrays_of(
+    target: Target, codings: Sequence[Coding], beside: Sequence[Array]
+) -> Sequence[Array]:
+    """Returns the arrays of a variable and its slots, as `Codecs` take them."""
+    var, slots = target
+    num_coded = len(codings)
+    plain, coded = slots[: len(slots) - 2 * num_coded], slots[len(slots) - 2 * num_coded :]
+    pairs = zip(coded[:num_coded], coded[num_coded:], strict=True)
+    return [var, *beside, *plain, *chain.from_iterable(pairs)]

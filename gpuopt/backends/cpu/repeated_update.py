@@ -35,7 +35,8 @@ class RepeatedUpdate:
         self._names = rule.scalars
         self._forms = forms
         self._arrays = targets, gradients
-        chunks = Chunks(targets, groups, forms[0].most_elements)
+        arrays = [[var, *slots] for var, slots in targets]
+        chunks = Chunks(arrays, groups, forms[0].most_elements)
         self._table = chunks.table([form.scalars_address for form in forms], gradients)
         self._taken = np.zeros(1, np.int64)
 

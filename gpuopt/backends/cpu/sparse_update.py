@@ -9,30 +9,32 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import Scalars, Target, compute_type
+from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cpu.catch_up import CHUNK_ELEMENTS, bring_up_some, count_step
 from gpuopt.backends.cpu.chunks import chunk_length
 from gpuopt.backends.cpu.dense_plan import DensePlan
-from gpuopt.backends.cpu.dense_update import update_dense, update_strided, update_with_zero
-from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_rules
-from gpuopt.backends.cpu.forms.compiled_catch_up import compiled_catch_up
+from gpuopt.backends.cpu.dense_update import update_dense
+from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_groups, compiled_rules
+from gpuopt.backends.cpu.forms.compiled_catch_up import CompiledCatchUp, compiled_catch_up
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.replayed import replayed_rules
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.missed_steps import UpToDate
-from gpuopt.backends.cpu.row_groups import group_rows, stable_order, sum_rows
-from gpuopt.backends.cpu.row_wise_update import ROW_FACTOR, update_compiled, update_rows
+from gpuopt.backends.cpu.row_groups import RowGroups, group_rows, stable_order, sum_rows
 from gpuopt.backends.cpu.threads import share_out
-from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.backends.cpu.tiles import MOST_ROUNDED, Rounding, buffers_for, rounding_of, update_tile
 from gpuopt.quietly import quietly
 from gpuopt.rules.accumulation import place_sum
 from gpuopt.rules.shift import Shift
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
+
+# Loading a row from a random place in memory costs several times as much as its arithmetic.
+ROW_FACTOR = 4
 
 
 def update_all_rows(
@@ -50,20 +52,24 @@ def update_all_rows(
     `first` is that of `group_rows`.
     """
     sums, rows = sum_duplicate_rows(values, rows, limits, first)
-    [(var, slots)] = plan.targets
-    written = [var, *slots]
-    sums = _copied_if_shared(sums, written)
-    touched = [array[rows] for array in written]
-    update_with_zero(other_rows, plan, other_rows.own(scalars), limits)
-    target = Target(touched[0], touched[1:])
-    if sums.size < limits.large_elements:
-        update_strided(rule, target, sums, scalars)
-    else:
-        update_dense(
-            rule, DensePlan([target], WrittenMemory(touched), limits), [sums], [scalars], limits
-        )
-    for array, new_rows in zip(written, touched, strict=True):
-        array[rows] = new_rows
+    [arrays] = plan.arrays
+    if rule is other_rows and plan.size < limits.compiled_elements:
+        gradient = np.zeros(arrays[0].shape, plan.real)
+        gradient[rows] = sums
+        update_dense(rule, plan, [gradient], [scalars], limits)
+        return
+    others = [other_rows.own(scalars)]
+    if _are_few(sums, limits) and sums.size:
+        new_rows = _new_rows(rule, plan, sums, rows, scalars)
+        update_dense(other_rows, plan, None, others, limits)
+        _write_rows(arrays, rows, new_rows)
+        return
+    sums = _copied_if_shared(sums, arrays)
+    old_rows = [array[rows] for array in arrays]
+    update_dense(other_rows, plan, None, others, limits)
+    _write_rows(arrays, rows, old_rows)
+    if sums.size:
+        update_touched_rows(rule, plan, sums, rows, scalars, limits, 0)
 
 
 def update_late_rows(
@@ -103,41 +109,64 @@ def update_touched_rows(
     Returns:
         The rows, each once.
     """
-    [(var, slots)] = plan.targets
-    written = [var, *slots]
-    real = np.dtype(compute_type(var.dtype))
-    if values.size * ROW_FACTOR >= limits.compiled_elements and all(
-        array.flags.carray and array.dtype == real for array in written
-    ):
-        compiled = compiled_rules(rule, real, [scalars])
+    [arrays], codecs, real = plan.arrays, plan.codecs, plan.real
+    if not (_are_few(values, limits) or plan.strided):
+        compiled = compiled_rules(rule, real, [scalars], plan.stored(None), "rows")
         late = None if catch_up is None else compiled_catch_up(rule, catch_up, real)
-        if compiled and (catch_up is None or late is not None):
+        if compiled and (catch_up is None or (late is not None and codecs.are_plain)):
             values = np.require(values, real, ["C", "ALIGNED"])
-            values = _copied_if_shared(values, written)
-            grouped = compiled[0].group_rows(rows, first)
+            values = _copied_if_shared(values, arrays)
+            grouped = compiled_groups(rows, first)
             threads = limits.threads_for(values.size * ROW_FACTOR)
-            update_compiled(compiled[0], written, values, grouped, threads, late)
+            _update_compiled(compiled[0], arrays, values, grouped, threads, late)
             return grouped.rows
     values = values.astype(real, copy=False)
     groups = group_rows(rows, first)
     if len(groups.rows) == len(rows):
-        sums = _copied_if_shared(values, written)
+        sums = _copied_if_shared(values, arrays)
     else:
         sums, order = quietly(lambda: sum_rows(values, groups))
         rows = groups.rows[order]
-    if rule.row_slots:
-        update_rows(rule, written, rows, sums, scalars, limits)
+    if catch_up is None and _are_few(sums, limits):
+        _write_rows(arrays, rows, _new_rows(rule, plan, sums, rows, scalars))
         return rows
     form: RuleForm
-    if sums.size * ROW_FACTOR < limits.large_elements:
+    if rule.row_slots or sums.size * ROW_FACTOR < limits.large_elements:
         form = PlainRule(rule, scalars)
     else:
         [form] = replayed_rules(rule, real, [scalars])
     if catch_up is None:
-        _update_gathered(form, real, written, sums, rows, limits)
+        rounding = rounding_of(rule, [scalars]) if rule.is_rounded else None
+        _update_gathered(form, plan, sums, rows, limits, rounding)
     else:
-        _update_late(form, rule.shift, written, sums, rows, scalars, catch_up, limits)
+        _update_late(form, rule.shift, arrays, sums, rows, scalars, catch_up, limits)
     return rows
+
+
+def _are_few(values: Array, limits: CpuLimits) -> bool:
+    """Whether numpy updates the rows of these values at once."""
+    return values.size * ROW_FACTOR < limits.compiled_elements
+
+
+def _new_rows(
+    rule: UpdateRule, plan: DensePlan, sums: Array, rows: Array, scalars: Scalars
+) -> list[Array]:
+    """Returns what rows of a table's arrays become by their gradients."""
+    [arrays], codecs, real = plan.arrays, plan.codecs, plan.real
+    height = len(rows)
+    new_rows = [np.ascontiguousarray(array[rows]).reshape(height, -1) for array in arrays]
+    form, rounding = PlainRule(rule, scalars), None
+    if rule.is_rounded:
+        numbers = _numbers(rows, sums.size // height)
+        rounding = rounding_of(rule, [scalars])[0]._replace(numbers=numbers)
+    buffers = [np.empty(sums.size, dtype) for dtype in buffers_for(form, codecs, real, None)]
+    update_tile(form, codecs, real, new_rows, sums.reshape(-1), buffers, rounding)
+    return new_rows
+
+
+def _write_rows(arrays: Sequence[Array], rows: Array, new_rows: Sequence[Array]) -> None:
+    for array, new in zip(arrays, new_rows, strict=True):
+        array[rows] = new.reshape(len(rows), *array.shape[1:])
 
 
 def sum_duplicate_rows(
@@ -148,17 +177,17 @@ def sum_duplicate_rows(
     real = np.dtype(real_type)
     values = values.astype(real, copy=False)
     compiled: Sequence[CompiledRule] = ()
-    if values.size * ROW_FACTOR >= limits.compiled_elements:
-        compiled = compiled_rules(place_sum, real, [{"zero": real_type(-0.0)}])
+    if not _are_few(values, limits):
+        compiled = compiled_rules(place_sum, real, [{"zero": real_type(-0.0)}], walk="rows")
     if compiled:
-        groups = compiled[0].group_rows(indices, first)
+        groups = compiled_groups(indices, first)
         if len(groups.rows) == len(indices):
             return values, indices
         sums = np.empty((len(groups.rows), *values.shape[1:]), real)
         values = np.require(values, requirements=["C", "ALIGNED"])
         in_order = groups._replace(rows=np.arange(len(groups.rows)))
         threads = limits.threads_for(values.size * ROW_FACTOR)
-        update_compiled(compiled[0], [sums], values, in_order, threads)
+        _update_compiled(compiled[0], [sums], values, in_order, threads)
         return sums, groups.rows.astype(indices.dtype, copy=False)
     groups = group_rows(indices, first)
     if len(groups.rows) == len(indices):
@@ -169,30 +198,77 @@ def sum_duplicate_rows(
     return sums.take(by_appearance, axis=0), rows.astype(indices.dtype, copy=False)
 
 
+def _update_compiled(
+    compiled: CompiledRule,
+    written: Sequence[Array],
+    values: Array,
+    groups: RowGroups,
+    threads: int,
+    late: CompiledCatchUp | None = None,
+) -> None:
+    """Adds up each row's values and updates the row, in one pass.
+
+    Args:
+        compiled: What to compute.
+        written: [height, ...], variable and slots, contiguous.
+        values: [num_rows, ...], contiguous, in other memory.
+        groups: Which values belong to which row.
+        threads: How many share the rows.
+        late: Brings the rows up to date first, in the same pass; None if they are.
+    """
+    if late is None:
+        update = compiled.row_update(written, values, groups)
+    else:
+        update = late.row_update(compiled, written, values, groups)
+    num_rows = len(groups.rows)
+    # Threads that share the rows end at about the same time; one alone makes one call.
+    height = -(-num_rows // (4 * threads)) if threads > 1 else num_rows
+    share_out(
+        lambda first: update(first, min(first + height, num_rows)),
+        range(0, num_rows, height),
+        threads,
+    )
+
+
 def _update_gathered(
     form: RuleForm,
-    real: np.dtype[Any],
-    written: Sequence[Array],
+    plan: DensePlan,
     sums: Array,
     rows: Array,
     limits: CpuLimits,
+    rounding: Sequence[Rounding] | None,
 ) -> None:
     """Copies rows into scratch arrays, updates them there, and puts them back."""
+    [arrays], codecs, real = plan.arrays, plan.codecs, plan.real
+    types = [*(array.dtype for array in arrays), *buffers_for(form, codecs, real, None)]
     threads = limits.threads_for(sums.size * 2)
-    longest = chunk_length(form, sums.size, threads, len(written) * real.itemsize)
-    height = max(longest // max(sums[0].size, 1), 1)
+    gathered_bytes = sum(each.itemsize for each in types[: len(arrays) + codecs.num_decoded])
+    longest = chunk_length(form, sums.size, threads, gathered_bytes)
+    width = max(sums[0].size, 1)
+    height = max((longest if rounding is None else min(longest, MOST_ROUNDED)) // width, 1)
 
     def update_rows(first: int) -> None:
-        part = slice(first, first + height)
-        shape = sums[part].shape
-        arrays = scratch([*[real] * len(written), *form.scratch_dtypes], math.prod(shape))
-        for array, buffer in zip(written, arrays, strict=False):
-            _take(array, rows[part], buffer.reshape(shape))
-        form.apply(arrays[: len(written)], sums[part].reshape(-1), arrays[len(written) :])
-        for array, buffer in zip(written, arrays, strict=False):
-            _put(array, rows[part], buffer.reshape(shape))
+        some, gradient = rows[first : first + height], sums[first : first + height]
+        buffers = scratch(types, gradient.size)
+        gathered = []
+        for array, buffer in zip(arrays, buffers, strict=False):
+            shape = len(some), math.prod(array.shape[1:])
+            gathered.append(buffer[: math.prod(shape)].reshape(shape))
+            _take(array, some, gathered[-1])
+        rounds = None if rounding is None else rounding[0]._replace(numbers=_numbers(some, width))
+        grad = gradient.reshape(-1)
+        update_tile(form, codecs, real, gathered, grad, buffers[len(arrays) :], rounds)
+        for array, new_rows in zip(arrays, gathered, strict=True):
+            _put(array, some, new_rows)
 
     share_out(update_rows, range(0, len(rows), height), threads)
+
+
+def _numbers(rows: Array, width: int) -> Array:
+    """Returns the number of each element of some rows in its variable."""
+    firsts = rows.astype(np.uint64)[:, np.newaxis] * np.uint64(width)
+    numbers: Array = (firsts + np.arange(width, dtype=np.uint64)).reshape(-1)
+    return numbers
 
 
 def _update_late(
@@ -245,14 +321,14 @@ def _take(array: Array, rows: Array, out: Array) -> None:
         # mode="clip" skips a check, and with it a copy; rows are known to be within range.
         _whole_rows(array).take(rows, out=_whole_rows(out), mode="clip")
     else:
-        out[...] = array[rows]
+        out[...] = array[rows].reshape(out.shape)
 
 
 def _put(array: Array, rows: Array, values: Array) -> None:
     if array.flags.carray and array.dtype == values.dtype and array.size:
         _whole_rows(array)[rows] = _whole_rows(values)
     else:
-        array[rows] = values
+        array[rows] = values.reshape(len(rows), *array.shape[1:])
 
 
 def _whole_rows(array: Array) -> Array:

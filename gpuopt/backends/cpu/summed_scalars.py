@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gpuopt.backends.backend import Scalars, Target, compute_type
+from gpuopt.backends.cpu.chunks import Chunks
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -29,17 +30,19 @@ def scalars_with_sums(
     each: list[Scalars] = [scalars[group] for group in plan.groups]
 
     def add_sums(position: int) -> None:
-        given = rule, plan.targets[position], gradients[position], each[position]
-        each[position] = {**each[position], **_sums(*given)}
+        scalars, gradient = each[position], gradients[position]
+        if plan.codecs.are_casts:
+            sums = _sums(rule, plan.targets[position], gradient, scalars)
+        else:
+            sums = _sums_of_decoded(rule, plan, position, gradient, scalars)
+        each[position] = {**scalars, **dict(zip(rule.sums, sums.astype(plan.real), strict=True))}
 
     threads = 1 if plan.size < limits.large_elements else limits.threads_for(plan.size)
     share_out(add_sums, range(len(each)), threads)
     return each
 
 
-def _sums(
-    rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars
-) -> dict[str, np.floating[Any]]:
+def _sums(rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars) -> Array:
     """Returns the sums over one variable, added up in one order and in float64."""
     assert rule.terms is not None, "it has sums"
     var, slots = target
@@ -53,8 +56,30 @@ def _sums(
         buffersize=PlainRule.most_elements,
     )
     sums = np.zeros(len(rule.sums))
-    add = partial(np.sum, dtype=np.float64)
     with chunks:
         for chunk in chunks:
-            sums += list(map(add, rule.terms(*chunk, **scalars)))
-    return {name: real(value) for name, value in zip(rule.sums, sums, strict=True)}
+            sums += _added(rule.terms(*chunk, **scalars))
+    return sums
+
+
+def _sums_of_decoded(
+    rule: UpdateRule, plan: DensePlan, position: int, gradient: Array, scalars: Scalars
+) -> Array:
+    """Does what `_sums` does, for arrays that are to be decoded."""
+    assert rule.terms is not None, "it has sums"
+    sums, real, codecs = np.zeros(len(rule.sums)), plan.real, plan.codecs
+    arrays = [np.require(each, requirements=["C", "A"]) for each in plan.arrays[position]]
+    if not arrays[0].size:
+        return sums
+    grad = np.require(gradient, real, ["C", "A"]).reshape(-1)
+    most = PlainRule.most_elements
+    chunks = Chunks([arrays], [0], most, have_scales=codecs.have_blocks)
+    for number in range(len(chunks)):
+        stored, part, _ = chunks.part(number, [grad])
+        var, *slots = codecs.decode(stored, scratch([real] * codecs.num_decoded, stored[0].size))
+        sums += _added(rule.terms(var, part, *slots, **scalars))
+    return sums
+
+
+def _added(terms: Sequence[Array]) -> list[np.float64]:
+    return [np.sum(each, dtype=np.float64) for each in terms]

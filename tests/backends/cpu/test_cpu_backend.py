@@ -31,14 +31,13 @@ from gpuopt.backends import backend_for, using
 from gpuopt.backends.cpu import compiler as host_compiler
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.bundles import Bundle
-from gpuopt.backends.cpu.forms.compiled import compiled_rules
+from gpuopt.backends.cpu.forms.compiled import compiled_groups
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.replayed import replayed_rules
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.device import Device
-from gpuopt.rules.gradient_descent import gradient_descent
 from gpuopt.rules.update_rule import UpdateRule, update_rule
 
 RULES = update_rules()
@@ -497,16 +496,14 @@ def test_rows_are_grouped_as_a_sort_would(dtype: Any) -> None:
 @pytest.mark.cxx
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("num_rows", [1, 2, 5000])
-def test_compiled_rules_group_rows_in_order_of_appearance(num_rows: int, dtype: Any) -> None:
-    scalars = {"learning_rate": np.float32(1)}
-    [compiled] = compiled_rules(gradient_descent, np.dtype(np.float32), [scalars])
+def test_compiled_code_groups_rows_in_order_of_appearance(num_rows: int, dtype: Any) -> None:
     indices = np.random.default_rng(0).integers(0, 2**31 - 1, (num_rows, 2)).astype(dtype)[:, 0]
     indices[::3] %= 50
     want: dict[int, list[int]] = {}
     for position, row in enumerate(indices.tolist()):
         want.setdefault(row, []).append(position)
 
-    rows, positions, begins, firsts = compiled.group_rows(indices, 11)
+    rows, positions, begins, firsts = compiled_groups(indices, 11)
     assert rows.tolist() == list(want)
     parts = [positions[begin:end].tolist() for begin, end in pairwise(begins)]
     assert parts == list(want.values())

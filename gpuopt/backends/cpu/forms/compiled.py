@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import count, repeat
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,53 +14,89 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.compiler import build, why_not_compiled
 from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.row_groups import RowGroups, group_rows
+from gpuopt.codecs import Cast, Codec, Codecs, Plain
+from gpuopt.rules.rounded import BFLOAT16
+from gpuopt.rules.slot_codes import packed_tables
+from gpuopt.rules.sources import kernel_root
 from gpuopt.rules.update_rule import UpdateRule
 
 Chunk = np.ndarray[Any, Any]
+Walk = Literal["chunks", "rows"]
 
 REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
 _SOURCE = """
 {include}
-#include "cpu/row_groups.hpp"
 #include "cpu/update.hpp"
 
 using Rule = {functor};
 using Real = {real};
-using Scalars = Rule::Scalars<Real>;
+using Update = gpuopt::Update<Rule, Real, {codecs}>;
 
+extern "C" void set_slot_tables(const gpuopt::SlotTables* tables) {{
+  gpuopt::slot_tables = tables;
+}}
+"""
+
+# What is called of the update, which is compiled for itself: most rules have one walk.
+_WALKS = {
+    "chunks": """
 extern "C" void update_chunks(
-    const gpuopt::Chunk<Rule, Real>* chunks, long long num_chunks, long long* taken) {{
-  gpuopt::update_chunks(chunks, num_chunks, taken);
-}}
-
+    const Update::Chunk* chunks, long long num_chunks, long long* taken) {
+  Update::update_chunks(chunks, num_chunks, taken);
+}
+""",
+    "rows": """
 extern "C" void update_rows(
-    Real* const* written, long long width, const Real* values, const long long* rows,
+    void* const* arrays, long long width, const Real* values, const long long* rows,
     const long long* positions, const long long* begins, const long long* firsts, long long first,
-    long long last, const Scalars* scalars) {{
-  gpuopt::update_rows<Rule>(
-      written, width, values, rows, positions, begins, firsts, first, last, *scalars);
-}}
+    long long last, const Update::Scalars* scalars) {
+  Update::update_rows(
+      arrays, width, values, rows, positions, begins, firsts, first, last, *scalars);
+}
+""",
+}
+
+_GROUP_ROWS = """
+#include "cpu/row_groups.hpp"
 
 extern "C" long long group_rows_int32(
     const std::int32_t* indices, long long size, long long first, int bucket_bits,
     std::int32_t* work, long long* rows, long long* positions, long long* begins,
-    long long* firsts) {{
+    long long* firsts) {
   return gpuopt::group_rows(
       indices, size, first, bucket_bits, work, rows, positions, begins, firsts);
-}}
+}
 
 extern "C" long long group_rows_int64(
     const std::int64_t* indices, long long size, long long first, int bucket_bits,
     std::int32_t* work, long long* rows, long long* positions, long long* begins,
-    long long* firsts) {{
+    long long* firsts) {
   return gpuopt::group_rows(
       indices, size, first, bucket_bits, work, rows, positions, begins, firsts);
-}}
+}
 """
 
 # Of a sparse gradient: its positions are counted in 32 bits.
 _MOST_ROWS = 2**31 - 1
+
+
+class Stored(NamedTuple):
+    """How the arrays of an update are stored.
+
+    Attributes:
+        codecs: Those of the variable and its slots.
+        gradient: That of the gradient.
+    """
+
+    codecs: Codecs
+    gradient: Codec
+
+    @property
+    def cpp(self) -> str | None:
+        """The codecs as template arguments of C++; None if one has no twin there."""
+        names = [each.cpp for each in (self.gradient, *self.codecs.every)]
+        return None if None in names else ", ".join(map(str, names))
 
 
 class CompiledRule:
@@ -68,14 +104,18 @@ class CompiledRule:
 
     Attributes:
         scalars: Theirs, in the rule's order.
+        stored: How the arrays of its updates are stored.
     """
 
     scratch_dtypes: tuple[np.dtype[Any], ...] = ()
     # Short enough that all threads finish at about the same time.
     most_elements = 128 * 1024
 
-    def __init__(self, library: ctypes.CDLL, scalars: Chunk, scalars_address: int) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, stored: Stored, scalars: Chunk, scalars_address: int
+    ) -> None:
         self._library = library
+        self.stored = stored
         self.scalars = scalars
         self.scalars_address = scalars_address
 
@@ -83,53 +123,20 @@ class CompiledRule:
         addresses = [0 if array is None else array.ctypes.data for array in (*written, grad)]
         num_rows = len(written[-1])
         shape = num_rows, len(written[0]) // num_rows
-        table = np.array([[*addresses, *shape, self.scalars_address]], np.intp)
+        table = np.array([[*addresses, *shape, 0, self.scalars_address]], np.intp)
         self.update_chunks(table, np.zeros(1, np.int64))
 
     def update_chunks(self, table: Chunk, taken: Chunk) -> None:
         """Updates chunks until all are taken; threads that call it at once share them.
 
         Args:
-            table: [num_chunks, num_slots + 5] of intp, contiguous. A row holds where a chunk of the
-                variable, of each slot and of the gradient starts in memory, how many rows it has
-                and their `Target.row_width`, and the `scalars_address` of a form. A gradient at 0
-                is zero everywhere.
+            table: Of intp, contiguous: rows of `Update::Chunk` in kernels/cpu/update.hpp.
             taken: [1] of int64: how many chunks all callers have taken.
         """
         self._library.update_chunks(
             address_of(table),
             ctypes.c_longlong(len(table)),
             address_of(taken),
-        )
-
-    def group_rows(self, indices: Chunk, first: int = 0) -> RowGroups:
-        """Does what `row_groups.group_rows` does; rows are in the order of their first appearance.
-
-        Args:
-            indices: [num_rows], non-negative, int32 or int64.
-            first: The sorted position of the least index. `firsts` are right where an index occurs
-                three times or more: sums of one or two rows do not depend on them.
-        """
-        size = len(indices)
-        if size > _MOST_ROWS:
-            return group_rows(indices, first)
-        indices = np.require(indices, requirements=["C", "ALIGNED"])
-        # A quarter of the buckets is used: few rows share one.
-        bucket_bits = (4 * size).bit_length()
-        [work] = scratch([np.dtype(np.int32)], (1 << bucket_bits) + 6 * size)
-        rows, positions, begins, firsts = np.empty((4, size + 1), np.int64)
-        group = self._library.group_rows_int32
-        if indices.itemsize == 8:
-            group = self._library.group_rows_int64
-        num_rows = group(
-            address_of(indices),
-            ctypes.c_longlong(size),
-            ctypes.c_longlong(first),
-            ctypes.c_int(bucket_bits),
-            *map(address_of, (work, rows, positions, begins, firsts)),
-        )
-        return RowGroups(
-            rows[:num_rows], positions[:size], begins[: num_rows + 1], firsts[:num_rows]
         )
 
     def row_update(
@@ -140,7 +147,7 @@ class CompiledRule:
         It takes the first of `groups.rows` that is updated, and the one behind the last.
 
         Args:
-            written: [height, ...], variable and slots, contiguous.
+            written: [height, ...], the arrays of the table, contiguous.
             values: [num_rows, ...], contiguous, in other memory.
             groups: From `group_rows`, here or there.
         """
@@ -149,33 +156,105 @@ class CompiledRule:
 
 
 def compiled_rules(
-    rule: UpdateRule, real: np.dtype[Any], scalars: Sequence[Scalars]
+    rule: UpdateRule,
+    real: np.dtype[Any],
+    scalars: Sequence[Scalars],
+    stored: Stored | None = None,
+    walk: Walk = "chunks",
 ) -> list[CompiledRule]:
     """Returns the compiled form of a rule, for the scalars of each group.
 
-    There are none without a compiler, or if the rule goes by what is stored of a variable: these
-    update copies, of the type that rules compute in.
+    There are none without a compiler, or where it cannot be compiled for what is stored.
+
+    Args:
+        rule: What to compute.
+        real: The type that it computes in.
+        scalars: The rule's scalars, of that type: those of each group.
+        stored: How arrays are stored; None if all are of that type.
+        walk: Whether `update_chunks` is called or `row_update`.
     """
-    if rule.stored is not None or why_not_compiled() is not None:
+    if why_not_compiled() is not None:
         return []
-    library = _library(rule, real)
+    stored = stored or stored_plainly(rule, real)
+    library = _library(rule, real, stored, walk)
     if library is None:
         return []
     values = np.array([[each[name] for name in rule.scalars] for each in scalars], real)
     # numpy takes longer to say where an array is than Python to add.
     places = count(values.ctypes.data, values.strides[0])
-    return list(map(CompiledRule, repeat(library), values, places))
+    return list(map(CompiledRule, repeat(library), repeat(stored), values, places))
+
+
+def compiled_groups(indices: Chunk, first: int = 0) -> RowGroups:
+    """Does what `row_groups.group_rows` does; rows are in the order of their first appearance.
+
+    Args:
+        indices: [num_rows], non-negative, int32 or int64.
+        first: The sorted position of the least index. `firsts` are right where an index occurs
+            three times or more: sums of one or two rows do not depend on them.
+    """
+    size, library = len(indices), _group_library()
+    if library is None or size > _MOST_ROWS:
+        return group_rows(indices, first)
+    indices = np.require(indices, requirements=["C", "ALIGNED"])
+    # A quarter of the buckets is used: few rows share one.
+    bucket_bits = (4 * size).bit_length()
+    [work] = scratch([np.dtype(np.int32)], (1 << bucket_bits) + 6 * size)
+    rows, positions, begins, firsts = np.empty((4, size + 1), np.int64)
+    group = library.group_rows_int32 if indices.itemsize == 4 else library.group_rows_int64
+    num_rows = group(
+        address_of(indices),
+        ctypes.c_longlong(size),
+        ctypes.c_longlong(first),
+        ctypes.c_int(bucket_bits),
+        *map(address_of, (work, rows, positions, begins, firsts)),
+    )
+    return RowGroups(rows[:num_rows], positions[:size], begins[: num_rows + 1], firsts[:num_rows])
 
 
 @cache
-def _library(rule: UpdateRule, real: np.dtype[Any]) -> ctypes.CDLL | None:
-    source = _SOURCE.format(include=rule.include, functor=rule.functor, real=REALS[real])
-    library = build(f"{rule.name}-{real}", source, rule.include_folders)
+def _group_library() -> ctypes.CDLL | None:
+    library = build("row_groups", _GROUP_ROWS, [kernel_root()])
     if library is not None:
-        library.update_chunks.restype = library.update_rows.restype = None
         library.group_rows_int32.restype = ctypes.c_longlong
         library.group_rows_int64.restype = ctypes.c_longlong
     return library
+
+
+@cache
+def stored_plainly(rule: UpdateRule, real: np.dtype[Any]) -> Stored:
+    """Returns how a rule's arrays are stored if all are of the type that it computes in."""
+    plain = Plain(real)
+    return Stored(Codecs(plain, (plain,) * len(rule.slots)), plain)
+
+
+@cache
+def _library(
+    rule: UpdateRule, real: np.dtype[Any], stored: Stored, walk: Walk
+) -> ctypes.CDLL | None:
+    codecs, is_plain = stored.codecs, stored == stored_plainly(rule, real)
+    if codecs.are_plain and rule.stored is not None:
+        return None  # these are copies of what is stored, by which the rule goes
+    if not is_plain and (rule.row_slots or stored.cpp is None):
+        return None
+    if not codecs.are_plain and rule.is_rounded and not _are_all_rounded(rule, codecs):
+        return None
+    source = _SOURCE.format(
+        include=rule.include, functor=rule.functor, real=REALS[real], codecs=stored.cpp
+    )
+    name = f"{rule.name}-{real if is_plain else 'stored'}-{walk}"
+    library = build(name, source + _WALKS[walk], rule.include_folders)
+    if library is not None:
+        getattr(library, f"update_{walk}").restype = library.set_slot_tables.restype = None
+        if codecs.have_blocks:
+            library.set_slot_tables(address_of(packed_tables()))
+    return library
+
+
+def _are_all_rounded(rule: UpdateRule, codecs: Codecs) -> bool:
+    """Whether all slots of a rule's own are in bfloat16, which C++ rounds at random."""
+    own = codecs.slots[rule.is_averaged :]
+    return {each.cpp for each in own} <= {Cast(BFLOAT16, np.dtype(np.float32)).cpp}
 
 
 class RowArguments:

@@ -21,7 +21,7 @@ class PlainRule:
     """A rule as it is written: each operation takes memory for its result."""
 
     scratch_dtypes: tuple[np.dtype[Any], ...] = ()
-    update_chunks = None
+    update_chunks = stored = None
     scalars_address = 0
     # The temporaries stay in the second-level cache. Twice as much costs four times the time: each
     # temporary is then fresh memory from the operating system.

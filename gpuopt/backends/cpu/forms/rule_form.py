@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpuopt.backends.backend import Scalars
-from gpuopt.backends.cpu.forms.compiled import compiled_rules
+from gpuopt.backends.cpu.forms.compiled import Stored, compiled_rules
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.replayed import replayed_rules
 from gpuopt.rules.update_rule import UpdateRule
@@ -24,6 +24,7 @@ class RuleForm(Protocol):
         most_elements: How long a chunk should be at most.
         update_chunks: Updates all of a table of chunks' addresses, in one call from each thread;
             None if this form cannot. See `CompiledRule`.
+        stored: How the arrays are stored of which that table has the addresses.
         scalars_address: Where that finds the scalars; 0 if it cannot.
     """
 
@@ -35,6 +36,9 @@ class RuleForm(Protocol):
 
     @property
     def update_chunks(self) -> Callable[[Array, Array], None] | None: ...
+
+    @property
+    def stored(self) -> Stored | None: ...
 
     @property
     def scalars_address(self) -> int: ...
@@ -55,6 +59,7 @@ def quickest_forms(
     scalars: Sequence[Scalars],
     is_large: bool,
     *,
+    stored: Stored | None = None,
     zero_grad: bool = False,
 ) -> Sequence[RuleForm]:
     """Returns the quickest forms for work that is not small: compiled where that is possible.
@@ -67,9 +72,11 @@ def quickest_forms(
         real: The type of all chunks.
         scalars: The rule's scalars, of that type: those of each group. There is a form for each.
         is_large: Whether at least `CpuLimits.large_elements` are updated.
+        stored: How their arrays are stored; None if all are of that type.
         zero_grad: The gradient is zero everywhere; `apply` and `update_chunks` get none.
     """
-    compiled = compiled_rules(rule, real, scalars)
+    compiled = stored and compiled_rules(rule, real, scalars, stored)
+    compiled = compiled or compiled_rules(rule, real, scalars)
     if compiled:
         return compiled
     if rule.computed or not is_large:

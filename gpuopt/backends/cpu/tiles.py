@@ -1,0 +1,115 @@
+"""Chunks of a variable and its slots, decoded, updated and encoded by numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpuopt.backends.backend import Scalars
+from gpuopt.backends.cpu.forms.rule_form import RuleForm
+from gpuopt.codecs import Cast, Codec, Codecs
+from gpuopt.rules.moving_average import AVERAGE_WEIGHT, follow
+from gpuopt.rules.rounded import BFLOAT16, round_at_random
+from gpuopt.rules.update_rule import UpdateRule
+
+Array = np.ndarray[Any, Any]
+
+# The most elements that are rounded at a time: the temporaries stay in the second-level cache.
+MOST_ROUNDED = 1 << 14
+
+
+_NO_NUMBERS = np.zeros(0, np.uint64)
+
+
+class Rounding(NamedTuple):
+    """How elements are rounded stochastically.
+
+    Attributes:
+        is_averaged: Whether their first slot is a moving average, which is rounded to nearest.
+        scalars: The rule's.
+        numbers: uint64 [size], theirs in the variable.
+    """
+
+    is_averaged: bool
+    scalars: Scalars
+    numbers: Array = _NO_NUMBERS
+
+
+def rounding_of(rule: UpdateRule, scalars: Sequence[Scalars]) -> list[Rounding]:
+    """Returns how a rule rounds each group's variables at random."""
+    return [Rounding(rule.is_averaged, each) for each in scalars]
+
+
+def buffers_for(
+    form: RuleForm, codecs: Codecs, real: np.dtype[Any], gradient: np.dtype[Any] | None
+) -> list[np.dtype[Any]]:
+    """Returns the types of the scratch arrays that `update_tile` wants."""
+    casts_gradient = gradient not in (None, real)
+    return [*[real] * (codecs.num_decoded + casts_gradient), *form.scratch_dtypes]
+
+
+def update_tile(
+    form: RuleForm,
+    codecs: Codecs,
+    real: np.dtype[Any],
+    arrays: Sequence[Array],
+    grad: Array | None,
+    buffers: Sequence[Array],
+    rounding: Rounding | None = None,
+) -> None:
+    """Updates elements of a variable.
+
+    Args:
+        form: A rule.
+        codecs: How the variable and its slots are stored.
+        real: The type that the rule computes in.
+        arrays: Theirs, contiguous. With scales of rows, [num_rows, ...].
+        grad: Flat; None if the form was made for a gradient of zeros.
+        buffers: At least as long; see `buffers_for`.
+        rounding: None if all is rounded to nearest.
+    """
+    size, buffers = arrays[0].size, list(buffers)
+    values = codecs.decode(arrays, buffers)
+    del buffers[: codecs.num_decoded]
+    if grad is not None and grad.dtype != real:
+        converted = buffers.pop(0)[:size]
+        np.copyto(converted, grad, casting="unsafe")
+        grad = converted
+    average = values[1].copy() if rounding is not None and rounding.is_averaged else None
+    form.apply(values, grad, [each[:size] for each in buffers])
+    if rounding is not None:
+        _round(codecs, real, values, average, rounding)
+    codecs.encode(values, arrays)
+
+
+def _round(
+    codecs: Codecs,
+    real: np.dtype[Any],
+    values: Sequence[Array],
+    average: Array | None,
+    rounding: Rounding,
+) -> None:
+    """Rounds what is stored in bfloat16.
+
+    An average then moves towards the variable as it is stored: the rule has moved it towards what
+    was not rounded yet.
+    """
+    own = [0, *range(1 + rounding.is_averaged, len(values))]
+    chosen = [values[k] if codecs.every[k] == Cast(BFLOAT16, real) else None for k in own]
+    for k, rounded in zip(
+        own, round_at_random(chosen, rounding.numbers, rounding.scalars), strict=True
+    ):
+        if rounded is not None:
+            values[k][:] = rounded
+    if average is not None:
+        follow(average, _stored(codecs.var, values[0]), rounding.scalars[AVERAGE_WEIGHT])
+        values[1][:] = average
+
+
+def _stored(codec: Codec, values: Array) -> Array:
+    """Returns what stays of a variable's numbers once they are stored."""
+    if not isinstance(codec, Cast):
+        return values
+    return values.astype(codec.stored).astype(values.dtype)

@@ -1,0 +1,235 @@
+"""Codecs: how the numbers of a variable, a gradient or a slot are stored in arrays.
+
+A rule computes in float32 or float64 and knows no codec; a codec knows no rule. Each has a numpy
+form here and a twin in kernels/cpu/codecs.hpp, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from gpuopt.computed_once import computed_once
+from gpuopt.rules.slot_codes import CodedValues, Coding, blocks_of, decoded, encode
+from gpuopt.rules.split import joined, split
+
+Array = np.ndarray[Any, Any]
+
+_FLOAT: np.dtype[Any] = np.dtype(np.float32)
+_REALS = {_FLOAT: "float", np.dtype(np.float64): "double"}
+_HALVES = {
+    np.dtype(ml_dtypes.bfloat16): "gpuopt::Bfloat16",
+    np.dtype(np.float16): "gpuopt::Float16",
+}
+
+
+class Codec(Protocol):
+    """How numbers are stored.
+
+    Attributes:
+        num_arrays: In how many arrays.
+        is_decoded: Whether the numbers are computed from what is stored. Else they are the first
+            array, where rules read and write them.
+        has_blocks: Whether the second array has one number for each block of the first one.
+    """
+
+    num_arrays: int
+    is_decoded: bool
+    has_blocks: bool
+
+    @property
+    def cpp(self) -> str | None:
+        """The twin's name in C++; None if it has none."""
+
+    def decode(self, arrays: Sequence[Array], out: Array) -> None:
+        """Writes the numbers that are stored to `out`, which is flat.
+
+        Precondition: `is_decoded`.
+        """
+
+    def encode(self, values: Array, arrays: Sequence[Array]) -> None:
+        """Stores flat numbers; where they are not decoded, what belongs to the first array."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """An array of numbers as rules compute with them."""
+
+    real: np.dtype[Any]
+    num_arrays = 1
+    is_decoded = has_blocks = False
+
+    @property
+    def cpp(self) -> str | None:
+        return f"gpuopt::Plain<{_REALS[self.real]}>"
+
+    def decode(self, arrays: Sequence[Array], out: Array) -> None:
+        raise NotImplementedError
+
+    def encode(self, values: Array, arrays: Sequence[Array]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Cast:
+    """An array of another type, rounded to the nearest number of it."""
+
+    stored: np.dtype[Any]
+    real: np.dtype[Any]
+    num_arrays = 1
+    is_decoded = True
+    has_blocks = False
+
+    @property
+    def cpp(self) -> str | None:
+        stored = _HALVES.get(self.stored) if self.real == _FLOAT else None
+        return stored and f"gpuopt::Cast<{stored}>"
+
+    def decode(self, arrays: Sequence[Array], out: Array) -> None:
+        np.copyto(out, arrays[0].reshape(-1), casting="unsafe")
+
+    def encode(self, values: Array, arrays: Sequence[Array]) -> None:
+        np.copyto(arrays[0], values.reshape(arrays[0].shape), casting="unsafe")
+
+
+@dataclass(frozen=True)
+class MasterAndCopy:
+    """Master copies of weights, and the weights in 16 bits, which are written alone."""
+
+    copy: np.dtype[Any]
+    num_arrays = 2
+    is_decoded = has_blocks = False
+
+    @property
+    def cpp(self) -> str | None:
+        return f"gpuopt::MasterAndCopy<{_HALVES[self.copy]}>"
+
+    def decode(self, arrays: Sequence[Array], out: Array) -> None:
+        raise NotImplementedError
+
+    def encode(self, values: Array, arrays: Sequence[Array]) -> None:
+        np.copyto(arrays[1], arrays[0], casting="unsafe")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Weights in bfloat16, and the bits that their master copies have besides, in uint16."""
+
+    num_arrays = 2
+    is_decoded = True
+    has_blocks = False
+
+    @property
+    def cpp(self) -> str | None:
+        return "gpuopt::Split"
+
+    def decode(self, arrays: Sequence[Array], out: Array) -> None:
+        out[:] = joined(*arrays).reshape(-1)
+
+    def encode(self, values: Array, arrays: Sequence[Array]) -> None:
+        for array, half in zip(arrays, split(values), strict=True):
+            array[...] = half.reshape(array.shape)
+
+
+@dataclass(frozen=True)
+class Byte:
+    """Codes in 8 bits, and the scale of each block of them; see `CodedValues`."""
+
+    coding: Coding
+    num_arrays = 2
+    is_decoded = has_blocks = True
+
+    @property
+    def cpp(self) -> str | None:
+        return f"gpuopt::Byte<{int(self.coding)}>"
+
+    def decode(self, arrays: Sequence[Array], out: Array) -> None:
+        out[:] = decoded(CodedValues(*arrays), self.coding).reshape(-1)
+
+    def encode(self, values: Array, arrays: Sequence[Array]) -> None:
+        codes, scales = arrays
+        numbers = values.reshape(codes.shape)
+        for (block, new_codes), [new_scales] in blocks_of([numbers, codes], [scales]):
+            new_codes[...], new_scales[...] = encode(block, self.coding)
+
+
+def codec_of(dtype: np.dtype[Any], real: np.dtype[Any]) -> Plain | Cast:
+    """Returns the codec of an array of any real type, where rules compute in `real`."""
+    return Plain(real) if dtype == real else Cast(dtype, real)
+
+
+@dataclass(frozen=True)
+class Codecs:
+    """Those of a variable and its slots; with the gradient's, what a compiled update depends on.
+
+    Their arrays are given as one list: those of the variable, then those of each slot.
+    """
+
+    var: Codec
+    slots: tuple[Codec, ...]
+
+    @computed_once
+    def every(self) -> list[Codec]:
+        return [self.var, *self.slots]
+
+    @computed_once
+    def are_plain(self) -> bool:
+        return {type(each) for each in self.every} == {Plain}
+
+    @computed_once
+    def are_casts(self) -> bool:
+        """Whether an array each is all that they have, of as many numbers."""
+        return {type(each) for each in self.every} <= {Plain, Cast}
+
+    @computed_once
+    def have_blocks(self) -> bool:
+        return any(map(attrgetter("has_blocks"), self.every))
+
+    @computed_once
+    def num_decoded(self) -> int:
+        return sum(map(attrgetter("is_decoded"), self.every))
+
+    def decode(self, arrays: Sequence[Array], buffers: Sequence[Array]) -> list[Array]:
+        """Returns the numbers of the variable and of each slot, flat.
+
+        Args:
+            arrays: Contiguous.
+            buffers: Memory for those that are decoded, at least as long.
+        """
+        if self.are_plain:
+            return [array.reshape(-1) for array in arrays]
+        left = iter(buffers)
+        values = []
+        for codec, stored in zip(self.every, self._divided(arrays), strict=True):
+            if codec.is_decoded:
+                out = next(left)[: stored[0].size]
+                codec.decode(stored, out)
+                values.append(out)
+            else:
+                values.append(stored[0].reshape(-1))
+        return values
+
+    def encode(self, values: Sequence[Array], arrays: Sequence[Array]) -> None:
+        """Stores what `decode` returned, when it has been updated."""
+        if self.are_plain:
+            return
+        coded = [each for codec, each in zip(self.every, values, strict=True) if codec.has_blocks]
+        if coded:
+            # The coded slots of an element begin anew where one has no code.
+            lost = ~np.logical_and.reduce([np.isfinite(each) for each in coded])
+            for each in coded:
+                each[lost] = 0
+        for codec, each, stored in zip(self.every, values, self._divided(arrays), strict=True):
+            codec.encode(each, stored)
+
+    def _divided(self, arrays: Sequence[Array]) -> list[Sequence[Array]]:
+        divided, first = [], 0
+        for codec in self.every:
+            divided.append(arrays[first : first + codec.num_arrays])
+            first += codec.num_arrays
+        return divided
