@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import autograd.numpy as anp
-import autograd.scipy.special as special
 import fake_cupy
 import numpy as np
 import pytest
+from autograd_special import logsumexp
 
 from gpuopt import Device, Variable
 from gpuopt.autodiff import tracing
@@ -87,7 +87,7 @@ EXPRESSIONS: dict[str, Callable[[Any, Any, Callable[[Any], Any]], Any]] = {
     "x.max()": lambda xp, x, put: x.max(),
     "prod": lambda xp, x, put: xp.prod(x, axis=1),
     "cumsum": lambda xp, x, put: xp.cumsum(x, axis=1),
-    "logsumexp": lambda xp, x, put: special.logsumexp(x, axis=1),
+    "logsumexp": lambda xp, x, put: logsumexp(x, axis=1),
     "logsumexp, composed": lambda xp, x, put: xp.log(
         xp.sum(xp.exp(x - xp.max(x, axis=1, keepdims=True)), axis=1)
     ),
