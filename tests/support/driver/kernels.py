@@ -20,7 +20,7 @@ EMULATOR = Path(__file__).resolve().parents[1] / "emulator"
 INCLUDE = NATIVE / "include"
 FLAGS = [
     # As the emulator's own kernels; see emulator/kernel_library.py.
-    *("-std=c++20", "-O1", "-mfma", "-ffp-contract=off"),
+    *("-std=c++20", "-Og", "-mfma", "-ffp-contract=off"),
     *("-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-fPIC", "-w", "-fdata-sections", "-nostdlib"),
 ]
 _SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<.*$", re.MULTILINE)
