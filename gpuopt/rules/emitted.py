@@ -115,7 +115,7 @@ def emit_staged(
         slots: Those before the rule's.
         has_own_sums: Whether the rule has sums.
     """
-    kinds = {"is": "bool", "num": "int"}
+    kinds = {"is": "bool", "num": "int", "written": "int"}
     lines = [
         f"  static constexpr {kinds[each.partition('_')[0]]} {each} = {_constant(each, value)};"
         for each, value in constants.items()

@@ -127,6 +127,7 @@ class StagedRule(UpdateRule):
                 "is_clipped": int(self.is_clipped),
                 "is_rounded": int(self.is_rounded),
                 "is_scaled": int(self.is_scaled),
+                **self.constant_of_written,
             },
             self.fields[len(self.rule.fields) :],
             self.degrees,
@@ -137,6 +138,13 @@ class StagedRule(UpdateRule):
             self.slots[: len(self.slots) - len(self.rule.slots)],
             has_own_sums=bool(self.rule.sums),
         )
+
+    @computed_once
+    def written(self) -> int:
+        of_rule, num_own = self.rule.written, len(self.slots) - len(self.rule.slots)
+        moves_var = any(stage.place in (Place.VARIABLE, Place.STEP) for stage in self.stages)
+        slots = of_rule >> 1 << num_own | (1 << num_own) - 1
+        return slots << 1 | of_rule & 1 | moves_var
 
     @property
     def definitions(self) -> tuple[str, ...]:

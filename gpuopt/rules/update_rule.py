@@ -127,11 +127,26 @@ class UpdateRule:
             self.name,
             self.slots,
             dict(zip(self.scalars, self.fields, strict=True)),
-            counts,
+            counts | self.constant_of_written,
             self.degrees,
             self.programs,
             self.programs_of_terms,
         )
+
+    @computed_once
+    def written(self) -> int:
+        """Which arrays it writes: bit 0 for the variable, bit 1 + k for slot number k."""
+        every = ("var", *self.slots)
+        if self.cuda is not None:
+            return (1 << len(every)) - 1
+        stores = self.programs["float32"].stores
+        return sum(1 << k for k, name in enumerate(every) if name in stores)
+
+    @property
+    def constant_of_written(self) -> dict[str, int]:
+        """What the functor says of that: nothing if it writes all."""
+        every = (1 << 1 + len(self.slots)) - 1
+        return {} if self.written == every else {"written": self.written}
 
     @computed_once
     def programs(self) -> Mapping[str, Program]:

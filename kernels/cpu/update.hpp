@@ -55,8 +55,9 @@ inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long 
   for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][at];
   Rule::apply(value, grad, slot, scalars);
   if constexpr (!Rule::is_rounded) Rule::follow(Var::of(value), slot, scalars);
-  var[at] = value;
-  for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][at] = slot[k];
+  if (writes_var<Rule>) var[at] = value;
+  for (int k = 0; k < Rule::num_slots; ++k)
+    if (writes_slot<Rule>(k)) slots.of[k][at] = slot[k];
 }
 
 // Returns the square of the gradient that a rule computes with.

@@ -13,6 +13,7 @@ struct RuleDefaults {
   static constexpr bool is_clipped = false;  // whether it computes with a clipped gradient
   static constexpr bool is_rounded = false;  // whether what it writes is rounded at random
   static constexpr bool is_scaled = false;   // whether scalars depend on the device's own count
+  static constexpr int written = -1;         // bit 0: it writes the variable; bit 1 + k: slot k
 
   // The degree of a sum in the gradient, if it is over the variable and the gradient alone.
   GPUOPT_INLINE static constexpr int degree(int) { return -1; }
@@ -28,5 +29,13 @@ struct RuleDefaults {
   template <class Real, class Scalars>
   GPUOPT_INLINE static void follow(Real, Real*, const Scalars&) {}
 };
+
+template <class Rule>
+constexpr bool writes_var = (Rule::written & 1) != 0;
+
+template <class Rule>
+GPUOPT_INLINE constexpr bool writes_slot(int k) {
+  return (Rule::written >> (k + 1) & 1) != 0;
+}
 
 }  // namespace gpuopt

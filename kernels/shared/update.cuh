@@ -375,11 +375,11 @@ struct State : Numbering<Rule> {
 
   __device__ __forceinline__ void store_to(const Target<Rule, Storage>& target,
                                            long long at) const {
-    weights.store_to(target, at);
+    if (writes_var<Rule>) weights.store_to(target, at);
     average.store_to(target, at);
 #pragma unroll
     for (int k = first_slot<Rule, Storage>; k < Rule::num_slots; ++k)
-      store<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
+      if (writes_slot<Rule>(k)) store<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
   }
 };
 

@@ -24,6 +24,7 @@ from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREADS, SORT_TILE
 from gpuopt.backends.cuda.mixed import SPLIT, Mixed
+from gpuopt.optimizers.nadam import nadam_decay
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.catch_up import NUM_SUMS
 from gpuopt.rules.clipped import clipped
@@ -124,6 +125,15 @@ def test_updates_move_16_bytes_at_a_time(rule: UpdateRule, tmp_path: Path) -> No
         if kernel.function != "sum_terms":
             assert packs(counted, "STG") >= 1 + slots, where
         assert not any(name.startswith(("LDL", "STL", "LD.", "ST.")) for name in counted), where
+
+
+@pytest.mark.parametrize("rule", [nadam_decay, averaged(nadam_decay)], ids=lambda rule: rule.name)
+def test_nothing_is_moved_that_a_rule_does_not_write(rule: UpdateRule, tmp_path: Path) -> None:
+    """Two slots decay; an average follows the variable, which stays."""
+    [instructions] = compiled([kernels.update_other_rows(rule, "float32")], "sm_90", tmp_path)
+    counted = accesses(instructions)
+    assert packs(counted, "STG") == len(rule.slots)
+    assert packs(counted, "LDG") == len(rule.slots) + rule.is_averaged
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
