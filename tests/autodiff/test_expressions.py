@@ -5,7 +5,7 @@ The reference is a central difference, in float64, of the same expression in pla
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import autograd.numpy as anp
@@ -13,10 +13,14 @@ import fake_cupy
 import numpy as np
 import pytest
 from autograd_special import logsumexp
+from emulator import EmulatorLauncher
 
 from gpuopt import Device, Variable
 from gpuopt.autodiff import tracing
 from gpuopt.autodiff.autograd_engine import AutogradEngine
+from gpuopt.backends import using
+from gpuopt.backends.cuda.availability import why_no_gpu
+from gpuopt.backends.cuda.backend import CudaBackend
 
 pytestmark = pytest.mark.value
 
@@ -157,6 +161,17 @@ MODULES = [
     pytest.param("cupy", id="cupy", marks=pytest.mark.gpu),
 ]
 SPELLINGS = [pytest.param(np, id="np"), pytest.param(anp, id="autograd.numpy")]
+
+
+@pytest.fixture(autouse=True)
+def stand_in_is_on_a_gpu() -> Iterator[None]:
+    """A gradient of the stand-in's arrays is put on gpu:0, unless a real one is there."""
+    if why_no_gpu() is None:
+        yield
+        return
+    gpu = Device("gpu")
+    with using(gpu, CudaBackend(gpu, EmulatorLauncher(xp=fake_cupy))):
+        yield
 
 
 # Under these names, autograd.numpy has functions of its own, which bring arrays to the host; and
