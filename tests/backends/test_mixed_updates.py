@@ -15,6 +15,7 @@ from four_slots import four_slots
 
 from gpuopt.backends import Target
 from gpuopt.backends.backend import SparseUpdate
+from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.forms.compiled import CompiledRule
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.clipped import clipped
@@ -231,6 +232,20 @@ def test_gradients_may_be_of_another_type_and_in_columns_and_overlap_the_variabl
     expected = numbers[1:].astype(FLOAT) - numbers[:-1].astype(FLOAT)
     step_by_gradient(numbers[1:], [], numbers[:-1])
     assert numbers[1:].tobytes() == expected.astype(BFLOAT16).tobytes()
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+def test_small_variables_beside_a_large_one_take_gradients_of_another_type(
+    dtype: np.dtype[Any],
+) -> None:
+    sizes = 70_001, 100, 3_000
+    targets = [Target(np.ones(size, FLOAT), []) for size in sizes]
+    gradients = [(np.arange(size) % 64).astype(dtype) for size in sizes]
+    mine = CpuBackend()
+    plan = mine.plan_dense(targets)
+    mine.apply_dense(SGD, plan, gradients, [{"learning_rate": FLOAT.type(0.5)}])
+    for (var, _), size in zip(targets, sizes, strict=True):
+        np.testing.assert_array_equal(var, 1 - np.arange(size) % 64 / 2)
 
 
 def test_slots_of_types_without_a_compiled_form_are_left_to_numpy() -> None:

@@ -21,7 +21,7 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import Array, scratch
 from gpuopt.backends.cpu.tiles import MOST_ROUNDED, Rounding, buffers_for, update_tile
 from gpuopt.backends.cpu.written_memory import WrittenMemory
-from gpuopt.codecs import Byte, Codec, Codecs, MasterAndCopy, Split, codec_of
+from gpuopt.codecs import Byte, Codec, Codecs, MasterAndCopy, Plain, Split, codec_of
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.slot_codes import Coding
 
@@ -148,8 +148,10 @@ class DensePlan:
         """Returns the plan of the same variables that suits forms of a rule best."""
         if forms[0].update_chunks is None:
             return self
-        if forms[0].stored == self.stored(gradients) and not self.codecs.are_plain:
-            return self.apart
+        stored = self.stored(gradients)
+        is_plain = self.codecs.are_plain and stored.gradient == Plain(self.real)
+        if forms[0].stored == stored and not is_plain:
+            return self.apart  # the forms take no bundles, whose numbers are all of one type
         is_other = self._has_medium and self.codecs.are_plain and self._dtype == self.real
         return self._for_compiled if is_other else self
 
