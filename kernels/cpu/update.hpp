@@ -416,7 +416,7 @@ struct Update {
   }
 
   // Updates rows[first] to rows[last - 1] of a table, each by the sum of its values: see
-  // `update_rows` below.
+  // `update_rows` above.
   static void update_rows(void* const* arrays, long long width, const Real* values,
                           const long long* rows, const long long* positions,
                           const long long* begins, const long long* firsts, long long first,

@@ -19,7 +19,6 @@ Array = np.ndarray[Any, Any]
 # The most elements that are rounded at a time: the temporaries stay in the second-level cache.
 MOST_ROUNDED = 1 << 14
 
-
 _NO_NUMBERS = np.zeros(0, np.uint64)
 
 
