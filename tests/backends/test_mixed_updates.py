@@ -248,6 +248,22 @@ def test_small_variables_beside_a_large_one_take_gradients_of_another_type(
         np.testing.assert_array_equal(var, 1 - np.arange(size) % 64 / 2)
 
 
+@pytest.mark.parametrize("types", [(FLOAT16, FLOAT16), (FLOAT, FLOAT16), (FLOAT16, FLOAT)], ids=str)
+@pytest.mark.parametrize("limits", ["compiled", "usual"])
+def test_gradients_of_another_type_update_small_variables_beside_large_ones(
+    types: tuple[np.dtype[Any], ...], limits: str
+) -> None:
+    """A small variable is updated with others, or by numpy, where a large one is not."""
+    mine = BACKENDS["compiled"]() if limits == "compiled" else CpuBackend()
+    for shape in ((48,), (6, 8)):
+        large, small = np.ones(300_000, FLOAT), np.asfortranarray(np.ones(shape, FLOAT))
+        plan = mine.plan_dense([Target(large, []), Target(small, [])])
+        gradients = [np.full_like(large, 2, types[0]), np.full(shape, 2, types[1])]
+        mine.apply_dense(SGD, plan, gradients, [{"learning_rate": FLOAT.type(0.25)}])
+        assert set(large) == {0.5}
+        assert set(small.reshape(-1)) == {0.5}
+
+
 def test_slots_of_types_without_a_compiled_form_are_left_to_numpy() -> None:
     for dtype in (np.float64, np.uint16):
         slot, after = np.arange(1, 6).astype(dtype), np.arange(3, 8)

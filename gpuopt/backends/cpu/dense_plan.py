@@ -21,7 +21,7 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import Array, scratch
 from gpuopt.backends.cpu.tiles import MOST_ROUNDED, Rounding, buffers_for, update_tile
 from gpuopt.backends.cpu.written_memory import WrittenMemory
-from gpuopt.codecs import Byte, Codec, Codecs, MasterAndCopy, Plain, Split, codec_of
+from gpuopt.codecs import Byte, Codec, Codecs, MasterAndCopy, Split, codec_of
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.slot_codes import Coding
 
@@ -144,14 +144,13 @@ class DensePlan:
         limits = replace(self._limits, small_elements=0, small_compiled_elements=0)
         return self._with(limits, self.groups)
 
-    def for_forms(self, forms: Sequence[RuleForm], gradients: Sequence[Array] | None) -> DensePlan:
+    def for_forms(self, forms: Sequence[RuleForm]) -> DensePlan:
         """Returns the plan of the same variables that suits forms of a rule best."""
-        if forms[0].update_chunks is None:
+        stored = forms[0].stored
+        if stored is None:
             return self
-        stored = self.stored(gradients)
-        is_plain = self.codecs.are_plain and stored.gradient == Plain(self.real)
-        if forms[0].stored == stored and not is_plain:
-            return self.apart  # the forms take no bundles, whose numbers are all of one type
+        if not stored.is_plain:
+            return self.apart
         is_other = self._has_medium and self.codecs.are_plain and self._dtype == self.real
         return self._for_compiled if is_other else self
 
@@ -164,13 +163,16 @@ class DensePlan:
     def _with(self, limits: CpuLimits, groups: Sequence[int]) -> DensePlan:
         return DensePlan(self.targets, self.memory, limits, groups, self.codings, self.beside)
 
-    def stored(self, gradients: Sequence[Array] | None) -> Stored:
-        """Returns how the arrays of an update are stored.
+    def stored(self, gradients: Sequence[Array] | None) -> Stored | None:
+        """Returns how the arrays of an update are stored; None if gradients differ in type.
 
         Args:
-            gradients: The type of the first one is taken; None if they are zero everywhere.
+            gradients: One for each variable; None if they are zero everywhere.
         """
-        dtype = self.real if gradients is None else gradients[0].dtype
+        types = {self.real} if gradients is None else set(map(_dtype_of, gradients))
+        if len(types) > 1:
+            return None
+        [dtype] = types
         return Stored(self.codecs, codec_of(dtype, self.real))
 
     def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:
@@ -228,7 +230,7 @@ class DensePlan:
         mine = None if gradients is None else [gradients[position] for position in self._large]
         types = {each.dtype for each in mine or ()}
         update_chunks = forms[0].update_chunks
-        if len(types) > 1 or forms[0].stored != self.stored(mine):
+        if forms[0].stored != self.stored(mine):
             update_chunks = None
         converted = 0
         if update_chunks is None:

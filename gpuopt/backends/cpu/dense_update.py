@@ -49,7 +49,7 @@ def update_dense(
         forms = quickest_forms(
             rule, plan.real, scalars, is_large, stored=stored, zero_grad=zero_grad
         )
-        plan = plan.for_forms(forms, gradients)
+        plan = plan.for_forms(forms)
     rounding = None
     if rule.is_rounded:
         plan, rounding = plan.apart, rounding_of(rule, scalars)

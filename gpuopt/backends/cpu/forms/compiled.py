@@ -93,6 +93,11 @@ class Stored(NamedTuple):
     gradient: Codec
 
     @property
+    def is_plain(self) -> bool:
+        """Whether all arrays are of the type that rules compute in."""
+        return self.codecs.are_plain and isinstance(self.gradient, Plain)
+
+    @property
     def cpp(self) -> str | None:
         """The codecs as template arguments of C++; None if one has no twin there."""
         names = [each.cpp for each in (self.gradient, *self.codecs.every)]
@@ -232,7 +237,7 @@ def stored_plainly(rule: UpdateRule, real: np.dtype[Any]) -> Stored:
 def _library(
     rule: UpdateRule, real: np.dtype[Any], stored: Stored, walk: Walk
 ) -> ctypes.CDLL | None:
-    codecs, is_plain = stored.codecs, stored == stored_plainly(rule, real)
+    codecs, is_plain = stored.codecs, stored.is_plain
     if codecs.are_plain and rule.stored is not None:
         return None  # these are copies of what is stored, by which the rule goes
     if not is_plain and (rule.row_slots or stored.cpp is None):
