@@ -9,7 +9,7 @@ from io import StringIO
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -26,6 +26,9 @@ from gpuopt.bench.compare import (
 )
 from gpuopt.bench.report import print_comparison
 from gpuopt.bench.results import Figures, Results, Run, summarize
+
+# The first numbers that a process draws may take a second.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 NO_CHANGE = Interval(1.0, 1.0)
 times = st.lists(st.floats(0.01, 100.0), min_size=5, max_size=40)
@@ -67,6 +70,7 @@ def test_the_median_is_in_its_interval_as_often_as_is_said(n: int, miss: float) 
     assert is_finite == (2 / 2**n <= miss)
 
 
+@PATIENT
 @given(times, times, st.floats(0.1, 10.0))
 def test_another_unit_of_time_changes_no_ratio(
     new: list[float], old: list[float], factor: float
@@ -76,6 +80,7 @@ def test_another_unit_of_time_changes_no_ratio(
     assert scaled == pytest.approx(interval)
 
 
+@PATIENT
 @given(times, times)
 def test_a_comparison_the_other_way_round_says_the_opposite(
     new: list[float], old: list[float]

@@ -14,13 +14,16 @@ from dtypes import every_dtype
 from emulator import EmulatorLauncher
 from golden_cases import read_json
 from gpu_streams import new_stream, uploaded, wait_for_gpus
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable, backends
 from gpuopt.backends.cuda.launch_shapes import CLIP_CHUNK
 from gpuopt.device import Device, device_of
+
+# The first numbers that a process draws may take a second.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 GOLDEN = read_json("schedules_and_clipping.json")["clipping"]
 
@@ -290,6 +293,7 @@ def test_bounds_may_be_arrays(place: Place) -> None:
     assert host(whole).tolist() == [1, 1, 2, 3, 3]
 
 
+@PATIENT
 @given(
     sizes=st.lists(st.integers(0, 50), min_size=1, max_size=6),
     clip_norm=st.floats(2.0**-10, 100),

@@ -14,13 +14,16 @@ import pytest
 import textbook_schedules
 from every_schedule_function import DECAYS, FORMULAS, NOISY, PIECES
 from golden_cases import read_json
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gpuopt
 from gpuopt import Variable
 from gpuopt.quietly import quietly
 from gpuopt.rules.schedule_formulas import normal
+
+# The first numbers that a process draws may take a second.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 GOLDEN = read_json("schedules_and_clipping.json")["schedules"]
 FUNCTIONS = set(gpuopt.schedules.__all__) - {"Schedule"}
@@ -89,6 +92,7 @@ def test_every_function_is_tested_with_the_textbook() -> None:
     assert tested | {"noisy_linear_cosine_decay"} == FUNCTIONS
 
 
+@PATIENT
 @given(
     learning_rate=st.floats(1e-4, 1),
     decay_steps=st.integers(1, 10**6),
