@@ -221,6 +221,19 @@ def test_the_compiled_form_writes_what_numpy_writes(
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_variable_is_the_gradient_of_another_one_as_it_was_before_the_step() -> None:
+    found = []
+    for is_copied in (False, True):
+        first, second = np.ones(300, np.float32), np.zeros(300, np.float32)
+        optimizer = gpuopt.MomentumOptimizer(0.5, 0.9, slot_bits=8)
+        optimizer.apply_gradients(
+            [(np.ones_like(first), first), (first.copy() if is_copied else first, second)]
+        )
+        found.append(second)
+    np.testing.assert_array_equal(*found)
+    assert set(found[0]) == {-0.5}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_blocks_scales_may_be_mixed(case: str) -> None:
     found = movement_of(CASES[case])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from gpuopt.backends.backend import Scalars, Target
+from gpuopt.backends.backend import Scalars, Target, compute_type
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.rule_form import RuleForm, quickest_forms
@@ -19,6 +19,8 @@ from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
+
+_READWRITE: list[list[Literal["readwrite"]]] = [["readwrite"]]
 
 
 def update_dense(
@@ -63,8 +65,31 @@ def update_dense(
         share_out(lambda task: task(), tasks, threads)
     for position in plan.strided:
         assert gradients is not None, "the variables are large"
-        of_group = [scalars[plan.groups[position]]]
-        _update_copies(rule, plan, position, gradients[position], of_group, limits)
+        of_group, gradient = scalars[plan.groups[position]], gradients[position]
+        if plan.codecs.are_casts and not (rule.is_rounded or rule.row_slots):
+            _update_strided(rule, plan.targets[position], gradient, of_group)
+        else:
+            _update_copies(rule, plan, position, gradient, [of_group], limits)
+
+
+def _update_strided(rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars) -> None:
+    """Updates a variable of any strides and types, in flat chunks of the compute type.
+
+    nditer copies a chunk in and out only where the storage is of another type or not contiguous.
+    """
+    var, slots = target
+    real = compute_type(var.dtype)
+    chunks = np.nditer(
+        [var, gradient, *slots],
+        flags=["external_loop", "buffered", "zerosize_ok", "copy_if_overlap"],
+        op_flags=[["readwrite"], ["readonly"], *_READWRITE * len(slots)],
+        op_dtypes=[real] * (2 + len(slots)),
+        casting="unsafe",
+        buffersize=PlainRule.most_elements,
+    )
+    with chunks:
+        for chunk in chunks:
+            rule.apply(*chunk, **scalars)
 
 
 def _update_copies(

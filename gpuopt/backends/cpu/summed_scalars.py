@@ -71,11 +71,13 @@ def _sums_of_decoded(
     arrays = [np.require(each, requirements=["C", "A"]) for each in plan.arrays[position]]
     if not arrays[0].size:
         return sums
-    grad = np.require(gradient, real, ["C", "A"]).reshape(-1)
+    grad = np.require(gradient, requirements=["C", "A"]).reshape(-1)
     most = PlainRule.most_elements
     chunks = Chunks([arrays], [0], most, have_scales=codecs.have_blocks)
     for number in range(len(chunks)):
         stored, part, _ = chunks.part(number, [grad])
+        assert part is not None
+        part = part.astype(real, copy=False)
         var, *slots = codecs.decode(stored, scratch([real] * codecs.num_decoded, stored[0].size))
         sums += _added(rule.terms(var, part, *slots, **scalars))
     return sums

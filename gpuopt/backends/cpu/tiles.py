@@ -16,8 +16,10 @@ from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
 
-# The most elements that are rounded at a time: the temporaries stay in the second-level cache.
+# The most elements that are rounded at a time, or encoded in 8 bits: the temporaries stay in the
+# second-level cache.
 MOST_ROUNDED = 1 << 14
+MOST_CODED = 1 << 13
 
 _NO_NUMBERS = np.zeros(0, np.uint64)
 
