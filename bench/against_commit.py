@@ -2,8 +2,8 @@
 
     .venv/bin/python -m bench.against_commit COMMIT
 
-Each commit has a process. In each round both time a block of steps, one after the other, so that
-what slows the machine down slows down both.
+Each commit runs in a process of its own. In each round both time a block of steps, one after the
+other, so that other programs on the machine slow both down alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.workloads import offer_host_workloads
 from gpuopt.bench.machine import describe_commit, read_cpu_model
 
 _BLOCK_MS = 50
-# Timed only where `--only` names them: they take minutes, and most of it is not steps.
+# Timed only if `--only` is their name: they take minutes, and most of that is not steps.
 _SLOW = ("*checkpoint", "demo_in_float16", "slot_dtype_movement")
 _RESAMPLES = 4000
 
@@ -41,18 +41,18 @@ def main() -> None:
     measured = {}
     with (
         _checkout(options.commit) as checkout,
-        tempfile.TemporaryDirectory() as ours,
-        tempfile.TemporaryDirectory() as theirs,
-        _start_worker(ROOT, ours) as worker,
-        _start_worker(checkout, theirs) as other,
+        tempfile.TemporaryDirectory() as our_cache,
+        tempfile.TemporaryDirectory() as their_cache,
+        _start_worker(ROOT, our_cache) as ours,
+        _start_worker(checkout, their_cache) as theirs,
     ):
         against = describe_commit(checkout)
         for name in _list_names(options.only):
-            if (lacking := _ask(other, "make", name)) is not None:
-                print(f"{name}: left out, as {against} cannot make it: {lacking}", flush=True)
+            if (reason := _ask(theirs, "make", name)) is not None:
+                print(f"{name}: left out, as {against} cannot make it: {reason}", flush=True)
                 continue
-            _ask(worker, "make", name)
-            measured[name] = compare(*_take_blocks((worker, other), options.rounds))
+            _ask(ours, "make", name)
+            measured[name] = compare(*_take_blocks((ours, theirs), options.rounds))
             print(f"{name}: {_describe(measured[name])}", flush=True)
     if not options.no_results:
         results = {"against": against, "workloads": measured}
@@ -63,7 +63,7 @@ def main() -> None:
 def compare(ours_ms: Sequence[float], theirs_ms: Sequence[float]) -> dict[str, Any]:
     """Returns the ratio of the medians of blocks of the same rounds, and its 95 % interval.
 
-    The interval is the bootstrap's: rounds are drawn again, each with both of its blocks.
+    The interval is by the bootstrap over rounds; a round is drawn with both of its blocks.
     """
     rounds = np.array([ours_ms, theirs_ms])
     drawn = np.random.default_rng(0).integers(0, len(ours_ms), (_RESAMPLES, len(ours_ms)))
@@ -120,7 +120,7 @@ def _take_blocks(
     """Returns the mean times of steps of each worker's blocks, in milliseconds."""
     blocks: list[list[float]] = [[] for _ in workers]
     for number in range(rounds):
-        # Each goes first in every other round.
+        # They take turns at going first.
         for which in (0, 1) if number % 2 else (1, 0):
             blocks[which].append(_ask(workers[which], "block", _BLOCK_MS))
     return blocks[0], blocks[1]

@@ -1,6 +1,7 @@
-"""Times workloads of this checkout's `bench` with the gpuopt of another: `CHECKOUT` as argument.
+"""Times workloads of this checkout's `bench` with the gpuopt of another checkout, its argument.
 
-Each line of its input has a command of `bench.against_commit`; it answers with a line of JSON.
+It reads a command of `bench.against_commit` from each line of its input, and answers with a line of
+JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parent.parent
-# After these, nothing is compiled or allocated any more.
+# Later steps compile and allocate nothing.
 _WARM_UP_STEPS = 8
 
 
@@ -48,14 +49,14 @@ class _Timed:
         workload = offer.make()
         step = self._step = workload.contenders["gpuopt"]
         self._prepare = step.prepare if isinstance(step, Contender) else lambda: None
-        # No other library's threads are here that have to come to rest.
+        # `rest` waits for other libraries' threads, and there are none here.
         self._settle = (lambda: None) if workload.settle is rest else workload.settle
         for _ in range(_WARM_UP_STEPS):
             self._time_step_ms()
 
     def time_block_ms(self, block_ms: float) -> float:
         """Returns the mean time of the steps of a block, in milliseconds; settling is not timed."""
-        self._time_step_ms()  # The caches have another worker's data.
+        self._time_step_ms()  # the other worker's block has evicted this one's data from the caches
         total_ms, steps = 0.0, 0
         while total_ms < block_ms:
             total_ms += self._time_step_ms()
@@ -72,7 +73,7 @@ class _Timed:
 
 
 def _find_gpuopt(checkout: str) -> None:
-    """Imports the checkout's gpuopt, in which `gpuopt.bench` is this checkout's."""
+    """Imports gpuopt from a checkout, except `gpuopt.bench`, which is this checkout's."""
     sys.path[0] = checkout
     import gpuopt
 

@@ -307,9 +307,8 @@ def _make_parser() -> argparse.ArgumentParser:
         commands.add_parser(
             "show",
             help="print the C++ of an optimizer's step",
-            description="Prints the C++ that is generated for an optimizer's step and runs on GPUs "
-            "and the CPU, the stages of the step in their order, and how each array is stored. It "
-            "takes no GPU.",
+            description="Prints the stages of an optimizer's step, how each array is stored, and "
+            "the C++ that is generated for the step. It needs no GPU.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

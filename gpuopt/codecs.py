@@ -1,7 +1,7 @@
 """Codecs: how the numbers of a variable, a gradient or a slot are stored in arrays.
 
-A rule computes in float32 or float64 and knows no codec; a codec knows no rule. Each has a numpy
-form here and a twin in kernels/cpu/codecs.hpp, to the bit.
+A rule computes in float32 or float64 and does not depend on codecs, nor codecs on rules. Each codec
+is a class in numpy here and one in C++ in kernels/cpu/codecs.hpp; both write the same bits.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Codec(Protocol):
     """How numbers are stored.
 
     Attributes:
-        num_arrays: In how many arrays.
-        is_decoded: Whether the numbers are computed from what is stored. Else they are the first
-            array, where rules read and write them.
-        has_blocks: Whether the second array has one number for each block of the first one.
+        num_arrays: How many arrays store the numbers.
+        is_decoded: Whether `decode` computes the numbers. Else the first array holds them, and
+            rules read and write them there.
+        has_blocks: Whether the second array has one scale for each block of the first.
     """
 
     num_arrays: int
@@ -44,16 +44,19 @@ class Codec(Protocol):
 
     @property
     def cpp(self) -> str | None:
-        """The twin's name in C++; None if it has none."""
+        """The codec's name in C++; None if it is in numpy alone."""
 
     def decode(self, arrays: Sequence[Array], out: Array) -> None:
-        """Writes the numbers that are stored to `out`, which is flat.
+        """Writes the stored numbers to `out`, which is flat.
 
         Precondition: `is_decoded`.
         """
 
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
-        """Stores flat numbers; where they are not decoded, what belongs to the first array."""
+        """Stores flat numbers.
+
+        If they are not decoded, the first array has them already: then it writes the others.
+        """
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Cast:
-    """An array of another type, rounded to the nearest number of it."""
+    """An array of another type; numbers are rounded to nearest."""
 
     stored: np.dtype[Any]
     real: np.dtype[Any]
@@ -99,7 +102,7 @@ class Cast:
 
 @dataclass(frozen=True)
 class MasterAndCopy:
-    """Master copies of weights, and the weights in 16 bits, which are written alone."""
+    """Master copies of weights, and the weights in 16 bits, which are never read."""
 
     copy: np.dtype[Any]
     num_arrays = 2
@@ -118,7 +121,7 @@ class MasterAndCopy:
 
 @dataclass(frozen=True)
 class Split:
-    """Weights in bfloat16, and the bits that their master copies have besides, in uint16."""
+    """Master copies in two halves: weights in bfloat16, and the lower bits in uint16."""
 
     num_arrays = 2
     is_decoded = True
@@ -165,9 +168,9 @@ def codec_of(dtype: np.dtype[Any], real: np.dtype[Any]) -> Plain | Cast:
 
 @dataclass(frozen=True)
 class Codecs:
-    """Those of a variable and its slots; with the gradient's, what a compiled update depends on.
+    """The codecs of a variable and its slots.
 
-    Their arrays are given as one list: those of the variable, then those of each slot.
+    Methods take all arrays in one list: those of the variable, then those of each slot.
     """
 
     var: Codec
@@ -175,15 +178,17 @@ class Codecs:
 
     @computed_once
     def every(self) -> list[Codec]:
+        """The variable's codec, then one for each slot."""
         return [self.var, *self.slots]
 
     @computed_once
     def are_plain(self) -> bool:
+        """Whether all arrays are of the type that rules compute in."""
         return {type(each) for each in self.every} == {Plain}
 
     @computed_once
     def are_casts(self) -> bool:
-        """Whether an array each is all that they have, of as many numbers."""
+        """Whether the variable and each slot is one array, with one number for each element."""
         return {type(each) for each in self.every} <= {Plain, Cast}
 
     @computed_once
@@ -192,6 +197,7 @@ class Codecs:
 
     @computed_once
     def num_decoded(self) -> int:
+        """How many buffers `decode` needs."""
         return sum(map(attrgetter("is_decoded"), self.every))
 
     def decode(self, arrays: Sequence[Array], buffers: Sequence[Array]) -> list[Array]:
@@ -199,7 +205,7 @@ class Codecs:
 
         Args:
             arrays: Contiguous.
-            buffers: Memory for those that are decoded, at least as long.
+            buffers: One for each decoded codec, at least as long as the variable.
         """
         if self.are_plain:
             return [array.reshape(-1) for array in arrays]
@@ -215,12 +221,12 @@ class Codecs:
         return values
 
     def encode(self, values: Sequence[Array], arrays: Sequence[Array]) -> None:
-        """Stores what `decode` returned, when it has been updated."""
+        """Stores the updated numbers that `decode` returned."""
         if self.are_plain:
             return
         coded = [each for codec, each in zip(self.every, values, strict=True) if codec.has_blocks]
         if coded:
-            # The coded slots of an element begin anew where one has no code.
+            # Infinity and NaN have no code: then all coded slots of the element start again from 0.
             lost = ~np.logical_and.reduce([np.isfinite(each) for each in coded])
             for each in coded:
                 each[lost] = 0
@@ -228,6 +234,7 @@ class Codecs:
             codec.encode(each, stored)
 
     def _divided(self, arrays: Sequence[Array]) -> list[Sequence[Array]]:
+        """Returns the arrays of each codec."""
         divided, first = [], 0
         for codec in self.every:
             divided.append(arrays[first : first + codec.num_arrays])

@@ -28,7 +28,7 @@ from gpuopt.training.moving_average import ExponentialMovingAverage
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
 _EPILOG = """\
-options, as in Python; each has the value in brackets where none is given:
+options of the optimizer, as in Python; in brackets, the value if none is given:
   --masters [float32]           master copies of 16-bit variables; or "remainder"
   --slot-dtype [bfloat16]       the type of slots; or "float32"
   --slot-bits [8]               slots in bytes, with a scale for each 256
@@ -40,7 +40,7 @@ options, as in Python; each has the value in brackets where none is given:
 and all other arguments of the optimizer, as --use-nesterov or --momentum 0.9. Hyperparameters are
 arguments of the C++, so their values do not change it."""
 
-# Values of options that stand alone; others are True.
+# Values of options that are given without one; all others are then True.
 _ALONE: dict[str, Any] = {
     "masters": "float32",
     "slot_dtype": "bfloat16",
@@ -57,18 +57,18 @@ _NUMBER = 0.5
 
 
 class ShowError(Exception):
-    """What was asked for cannot be shown."""
+    """An optimizer or option that the command cannot show."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's own arguments; options of optimizers are the words that are left."""
+    """Adds the command's own arguments; `text_of` takes all others as the optimizer's."""
     parser.epilog = _EPILOG
     parser.usage = "gpuopt show NAME [--dtype TYPE] [--OPTION [VALUE] ...]"
     parser.add_argument(
         "optimizer",
         metavar="NAME",
-        help="an optimizer, as adam; or MODULE:CLASS for your own, from the current folder or from "
-        "what is installed",
+        help="an optimizer, such as adam; or MODULE:CLASS for your own, from the current folder or "
+        "an installed package",
     )
     parser.add_argument(
         "--dtype",
@@ -79,12 +79,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def text_of(name: str, dtype: str, words: Sequence[str]) -> str:
-    """Returns C++, with comments about stages and arrays.
+    """Returns a step's C++, with comments about its stages and arrays.
 
     Args:
-        name: As `optimizer` of the command line.
+        name: The argument NAME of the command line.
         dtype: The variable's.
-        words: The options, as they are typed.
+        words: The optimizer's options, as typed on the command line.
 
     Raises:
         ShowError: there is no such optimizer, or it refuses an option.
@@ -109,7 +109,7 @@ def text_of(name: str, dtype: str, words: Sequence[str]) -> str:
         "stages of a step, in this order:",
         *_in_columns(_stages(rule)),
         "",
-        f"arrays, of which a step is computed in {real}:",
+        f"arrays (a step computes in {real}):",
         *_in_columns(_arrays(optimizer, variable, real)),
     ]
     return "\n".join([*(f"// {line}".rstrip() for line in lines), rule.cpp])

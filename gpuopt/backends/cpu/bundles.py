@@ -34,7 +34,7 @@ def bundles(
 
     Args:
         variables: The arrays of all variables of a plan and their slots.
-        codecs: How these are stored. None has blocks.
+        codecs: How these are stored, all without blocks.
         groups: The number of each one's group.
         positions: Those of `variables` that are joined.
         most_elements: How many elements the variables of a bundle have together, unless one alone
@@ -43,7 +43,7 @@ def bundles(
     made: list[Bundle] = []
     first = size = 0
     kinds = {
-        position: (groups[position], row_width(variables[position], have_scales=False))
+        position: (groups[position], row_width(variables[position], have_blocks=False))
         for position in positions
     }
     positions = sorted(positions, key=kinds.__getitem__)
@@ -95,7 +95,7 @@ class Bundle:
             _Members(contiguous_runs([array.reshape(-1) for array in arrays])) for arrays in every
         ]
         ends = [np.cumsum([0, *[array.size for array in arrays]]) for arrays in every]
-        # Those of the numbers: of each codec, the first array has them.
+        # The numbers of a codec have the bounds of its first array.
         firsts = np.cumsum([0, *[codec.num_arrays for codec in codecs.every[:-1]]])
         ends = [ends[first] for first in firsts]
         # [num_slots + 2, num_parts + 1]: where the elements of each part begin and end in the
@@ -182,7 +182,7 @@ class Bundle:
                 array[bounds[number] : bounds[number + 1]]
                 for array, bounds in zip(arrays, self._bounds, strict=True)
             ]
-            # Behind those that stay.
+            # After those of `kept`, which are in use.
             buffers = scratch([*kept, *form.scratch_dtypes], self._size)[len(kept) :]
             form.apply(parts, part_of_grad, [array[: len(part_of_grad)] for array in buffers])
 

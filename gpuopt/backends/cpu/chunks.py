@@ -34,18 +34,18 @@ def chunk_length(form: RuleForm, size: int, threads: int, converted_bytes: int =
     return max(longest, 1)
 
 
-def row_width(arrays: Sequence[Array], *, have_scales: bool) -> int:
-    """Returns how many elements of a variable no chunk divides.
+def row_width(arrays: Sequence[Array], *, have_blocks: bool) -> int:
+    """Returns the unit that a variable is cut in, in elements.
 
-    These are a row where its last array has numbers of rows, or where blocks of codes end at rows.
-    Else they are a block, or one.
+    A row, if the last array has one number for each row, or if blocks of codes end at rows; else a
+    block of codes, or one element.
 
     Args:
         arrays: Those of the variable, which is not empty, and of its slots.
-        have_scales: Whether the last array has the scales of blocks.
+        have_blocks: Whether the last array has the scales of blocks.
     """
     var, last = arrays[0], arrays[-1]
-    if not have_scales:
+    if not have_blocks:
         return var.size // last.size
     return BLOCK if last.ndim == 1 else var.size // len(last)
 
@@ -63,7 +63,7 @@ class Chunks:
         groups: Sequence[int],
         longest: int,
         *,
-        have_scales: bool = False,
+        have_blocks: bool = False,
     ) -> None:
         """Cuts variables.
 
@@ -71,20 +71,21 @@ class Chunks:
             variables: The arrays of each, contiguous and not empty.
             groups: The number of each one's group.
             longest: How many elements a chunk has at most, unless a single row has more.
-            have_scales: See `row_width`.
+            have_blocks: See `row_width`.
         """
         self.longest = longest
         self._groups = groups
         self._arrays = [[array.reshape(-1) for array in arrays] for arrays in variables]
-        ends = [arrays[-1].ndim for arrays in variables] if have_scales else [0] * len(variables)
+        # Scales are [num_blocks], or [num_rows, num_blocks] where blocks end at rows.
+        dims = [arrays[-1].ndim if have_blocks else 0 for arrays in variables]
         self._are_blocks, self._are_tables = (
-            np.array([n == ndim for n in ends]) for ndim in (1, 2)
+            np.array([each == ndim for each in dims]) for ndim in (1, 2)
         )
-        widths = [row_width(arrays, have_scales=have_scales) for arrays in variables]
+        widths = [row_width(arrays, have_blocks=have_blocks) for arrays in variables]
         self._widths = np.array(widths, np.intp)
         self._sizes = np.array([arrays[0].size for arrays in variables], np.intp)
         heights = -(-self._sizes // self._widths)
-        # How many numbers each array has of a row.
+        # How many numbers each array has for a row.
         self._counts = [
             [width if each.size == arrays[0].size else each.size // height for each in arrays]
             for arrays, width, height in zip(variables, widths, heights.tolist(), strict=True)
@@ -105,8 +106,8 @@ class Chunks:
         """Updates chunks until none is left; threads that call it at once share them.
 
         Args:
-            update: Takes the number of a chunk.
-            left: The numbers of the chunks still to be updated, by all callers.
+            update: Called with the number of a chunk.
+            left: The numbers of the chunks that are left, shared by all callers.
         """
         while left:
             try:
@@ -127,7 +128,7 @@ class Chunks:
         The arrays are flat, or [num_rows, ...] where blocks of codes end at rows.
 
         Args:
-            number: That of the chunk.
+            number: The chunk's.
             gradients: A flat one for each variable; None if they are zero everywhere.
         """
         owner = self._owners[number]
@@ -180,7 +181,7 @@ class Chunks:
         arrays += starts * np.array(bytes_of_rows, np.intp)[self._owners]
         widths, heights = self._widths[self._owners], self._ends - self._starts
         firsts = self._starts * widths
-        # Blocks of a flat variable are one row of many.
+        # The blocks of a flat variable are one row for C++.
         are_blocks = self._are_blocks[self._owners]
         sizes = np.minimum(self._ends * widths, self._sizes[self._owners]) - firsts
         widths, heights = np.where(are_blocks, (sizes, np.ones_like(sizes)), (widths, heights))

@@ -46,12 +46,13 @@ class DensePlan:
         real: The type that rules compute in.
         size: How many elements there are.
         targets: The variables and their slots, in order.
-        codecs: How those of the first variable are stored.
+        codings, beside: See `Backend.plan_dense`.
+        codecs: How the first variable and its slots are stored.
         arrays: All arrays of each variable, as `codecs` take them.
         groups: For each variable, the number of its group, whose forms and scalars it gets.
-        memory: That of all arrays.
-        strided: The positions of variables some of whose arrays do not lie flat in memory, or have
-            other types than those of the first one.
+        memory: The memory of all arrays.
+        strided: The positions of variables with an array that is not contiguous, or of another type
+            than the first variable's.
         read_late: The positions of gradients that are read after the first write.
     """
 
@@ -138,14 +139,14 @@ class DensePlan:
 
     @computed_once
     def apart(self) -> DensePlan:
-        """The plan of the same variables of which none counts as small."""
+        """A plan of the same variables that counts none as small."""
         if not self._bundles:
             return self
         limits = replace(self._limits, small_elements=0, small_compiled_elements=0)
         return self._with(limits, self.groups)
 
     def for_forms(self, forms: Sequence[RuleForm]) -> DensePlan:
-        """Returns the plan of the same variables that suits forms of a rule best."""
+        """Returns the plan of the same variables that is best for forms of a rule."""
         stored = forms[0].stored
         if stored is None:
             return self
@@ -156,7 +157,7 @@ class DensePlan:
 
     @computed_once
     def _for_compiled(self) -> DensePlan:
-        """The plan of the same variables of which fewer count as small."""
+        """A plan of the same variables that counts fewer as small."""
         limits = replace(self._limits, small_elements=self._limits.small_compiled_elements)
         return self._with(limits, self.groups)
 
@@ -164,7 +165,7 @@ class DensePlan:
         return DensePlan(self.targets, self.memory, limits, groups, self.codings, self.beside)
 
     def stored(self, gradients: Sequence[Array] | None) -> Stored | None:
-        """Returns how the arrays of an update are stored; None if gradients differ in type.
+        """Returns how the arrays of an update are stored; None if gradients have several types.
 
         Args:
             gradients: One for each variable; None if they are zero everywhere.
@@ -192,15 +193,15 @@ class DensePlan:
     ) -> list[Task]:
         """Cuts the step of all variables that are not `strided` into tasks.
 
-        They write to different memory. The caller keeps the gradients until the tasks are done.
+        Tasks write to different memory. The caller keeps the gradients until they are done.
 
         Args:
             forms: The rule's form of each group, all of one kind.
             gradients: One for each target, those of large variables flat; None if they are zero
-                everywhere, and `is_large`.
+                everywhere, which requires `is_large`.
             threads: How many share the tasks.
-            rounding: How each group's variables are rounded at random, none of which is small; None
-                if they are not.
+            rounding: How each group's variables are rounded at random, which requires that none is
+                small; None if they are not.
         """
         small: list[Task] = []
         for bundle in self._bundles:
@@ -214,7 +215,7 @@ class DensePlan:
         return [*large[:1], *small, *large[1:]]
 
     def flat(self, gradients: Sequence[Array]) -> list[Array]:
-        """Returns the gradients; those of large variables flat, as copies where they are not."""
+        """Returns the gradients; those of large variables are flat, copied if need be."""
         flat = list(gradients)
         for position in self._large:
             flat[position] = np.require(flat[position], requirements=["C", "ALIGNED"]).reshape(-1)
@@ -247,8 +248,8 @@ class DensePlan:
         if chunks.longest != longest:
             arrays = [self.arrays[position] for position in self._large]
             groups = [self.groups[position] for position in self._large]
-            has_blocks = self.codecs.have_blocks
-            chunks = self._chunks = Chunks(arrays, groups, longest, have_scales=has_blocks)
+            have_blocks = self.codecs.have_blocks
+            chunks = self._chunks = Chunks(arrays, groups, longest, have_blocks=have_blocks)
         share: Task
         if update_chunks is not None:
             table = chunks.table([form.scalars_address for form in forms], mine)

@@ -32,7 +32,7 @@ def update_dense(
 ) -> None:
     """Applies a rule to every element of a plan's variables; see `Backend.apply_dense`.
 
-    Gradients at None are zero everywhere; the rule has no sums then.
+    If `gradients` is None, they are zero everywhere; the rule then has no sums.
     """
     if gradients is None and (plan.size < limits.compiled_elements or not plan.is_large):
         zero = plan.real.type(0)
@@ -100,7 +100,7 @@ def _update_copies(
     scalars: Sequence[Scalars],
     limits: CpuLimits,
 ) -> None:
-    """Updates a variable some of whose arrays do not lie flat in memory, by copies of these."""
+    """Updates contiguous copies of a variable's strided arrays, and copies the results back."""
     var, slots = plan.targets[position]
     written = [var, *slots, *plan.beside[position : position + 1]]
     flat = [np.require(array, requirements=["C", "ALIGNED"]) for array in written]

@@ -144,14 +144,14 @@ def update_touched_rows(
 
 
 def _are_few(values: Array, limits: CpuLimits) -> bool:
-    """Whether numpy updates the rows of these values at once."""
+    """Whether these rows are too few for compiled code: numpy updates them in one piece."""
     return values.size * ROW_FACTOR < limits.compiled_elements
 
 
 def _new_rows(
     rule: UpdateRule, plan: DensePlan, sums: Array, rows: Array, scalars: Scalars
 ) -> list[Array]:
-    """Returns what rows of a table's arrays become by their gradients."""
+    """Returns the updated rows of a table's arrays, and leaves the table as it is."""
     [arrays], codecs, real = plan.arrays, plan.codecs, plan.real
     height = len(rows)
     new_rows = [np.ascontiguousarray(array[rows]).reshape(height, -1) for array in arrays]
@@ -238,7 +238,7 @@ def _update_gathered(
     limits: CpuLimits,
     rounding: Sequence[Rounding] | None,
 ) -> None:
-    """Copies rows into scratch arrays, updates them there, and puts them back."""
+    """Copies rows into scratch arrays, updates them there, and copies them back."""
     [arrays], codecs, real = plan.arrays, plan.codecs, plan.real
     types = [*(array.dtype for array in arrays), *buffers_for(form, codecs, real, None)]
     threads = limits.threads_for(sums.size * 2)
@@ -265,7 +265,7 @@ def _update_gathered(
 
 
 def _numbers(rows: Array, width: int) -> Array:
-    """Returns the number of each element of some rows in its variable."""
+    """Returns the numbers that the elements of some rows have in their variable."""
     firsts = rows.astype(np.uint64)[:, np.newaxis] * np.uint64(width)
     numbers: Array = (firsts + np.arange(width, dtype=np.uint64)).reshape(-1)
     return numbers

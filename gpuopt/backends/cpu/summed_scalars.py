@@ -65,15 +65,15 @@ def _sums(rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars) -
 def _sums_of_decoded(
     rule: UpdateRule, plan: DensePlan, position: int, gradient: Array, scalars: Scalars
 ) -> Array:
-    """Does what `_sums` does, for arrays that are to be decoded."""
+    """Does what `_sums` does, for arrays of any codecs."""
     assert rule.terms is not None, "it has sums"
     sums, real, codecs = np.zeros(len(rule.sums)), plan.real, plan.codecs
-    arrays = [np.require(each, requirements=["C", "A"]) for each in plan.arrays[position]]
+    arrays = [np.require(each, requirements=["C", "ALIGNED"]) for each in plan.arrays[position]]
     if not arrays[0].size:
         return sums
-    grad = np.require(gradient, requirements=["C", "A"]).reshape(-1)
+    grad = np.require(gradient, requirements=["C", "ALIGNED"]).reshape(-1)
     most = PlainRule.most_elements
-    chunks = Chunks([arrays], [0], most, have_scales=codecs.have_blocks)
+    chunks = Chunks([arrays], [0], most, have_blocks=codecs.have_blocks)
     for number in range(len(chunks)):
         stored, part, _ = chunks.part(number, [grad])
         assert part is not None

@@ -16,8 +16,8 @@ from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
 
-# The most elements that are rounded at a time, or encoded in 8 bits: the temporaries stay in the
-# second-level cache.
+# The most elements that are rounded at random, or encoded in 8 bits, at a time: temporary arrays
+# then stay in the second-level cache.
 MOST_ROUNDED = 1 << 14
 MOST_CODED = 1 << 13
 
@@ -28,9 +28,9 @@ class Rounding(NamedTuple):
     """How elements are rounded stochastically.
 
     Attributes:
-        is_averaged: Whether their first slot is a moving average, which is rounded to nearest.
-        scalars: The rule's.
-        numbers: uint64 [size], theirs in the variable.
+        is_averaged: Whether the first slot is a moving average, which is rounded to nearest.
+        scalars: The rule's; the key of the step's random bits is one of them.
+        numbers: uint64 [size], the number of each element in its variable.
     """
 
     is_averaged: bool
@@ -39,14 +39,14 @@ class Rounding(NamedTuple):
 
 
 def rounding_of(rule: UpdateRule, scalars: Sequence[Scalars]) -> list[Rounding]:
-    """Returns how a rule rounds each group's variables at random."""
+    """Returns the rounding of each group, without the numbers of elements."""
     return [Rounding(rule.is_averaged, each) for each in scalars]
 
 
 def buffers_for(
     form: RuleForm, codecs: Codecs, real: np.dtype[Any], gradient: np.dtype[Any] | None
 ) -> list[np.dtype[Any]]:
-    """Returns the types of the scratch arrays that `update_tile` wants."""
+    """Returns the types of the scratch arrays that `update_tile` needs."""
     casts_gradient = gradient not in (None, real)
     return [*[real] * (codecs.num_decoded + casts_gradient), *form.scratch_dtypes]
 
@@ -60,15 +60,15 @@ def update_tile(
     buffers: Sequence[Array],
     rounding: Rounding | None = None,
 ) -> None:
-    """Updates elements of a variable.
+    """Decodes some elements of a variable and its slots, applies a rule, and encodes them.
 
     Args:
-        form: A rule.
+        form: The rule.
         codecs: How the variable and its slots are stored.
         real: The type that the rule computes in.
-        arrays: Theirs, contiguous. With scales of rows, [num_rows, ...].
+        arrays: As `codecs` take them, contiguous. If blocks of codes end at rows, [num_rows, ...].
         grad: Flat; None if the form was made for a gradient of zeros.
-        buffers: At least as long; see `buffers_for`.
+        buffers: Scratch arrays, at least as long as the variable's; see `buffers_for`.
         rounding: None if all is rounded to nearest.
     """
     size, buffers = arrays[0].size, list(buffers)
@@ -92,10 +92,10 @@ def _round(
     average: Array | None,
     rounding: Rounding,
 ) -> None:
-    """Rounds what is stored in bfloat16.
+    """Rounds the numbers that are stored in bfloat16.
 
-    An average then moves towards the variable as it is stored: the rule has moved it towards what
-    was not rounded yet.
+    An average follows the rounded variable. The rule has moved it towards the variable before
+    rounding, so it moves again from `average`, its value before the rule.
     """
     own = [0, *range(1 + rounding.is_averaged, len(values))]
     chosen = [values[k] if codecs.every[k] == Cast(BFLOAT16, real) else None for k in own]
@@ -110,7 +110,7 @@ def _round(
 
 
 def _stored(codec: Codec, values: Array) -> Array:
-    """Returns what stays of a variable's numbers once they are stored."""
+    """Returns a variable's numbers as they are once stored."""
     if not isinstance(codec, Cast):
         return values
     return values.astype(codec.stored).astype(values.dtype)

@@ -1,4 +1,4 @@
-"""What kernels take: numbers, pointers, and structs by value, with their types in C++."""
+"""The parameters of kernels: numbers, pointers, and structs by value, with their C++ types."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ extern "C" void set_slot_tables(const gpuopt::SlotTables* tables) {{
 }}
 """
 
-# What is called of the update, which is compiled for itself: most rules have one walk.
+# The function that a library exports. Each walk is a library, as most rules need only one.
 _WALKS = {
     "chunks": """
 extern "C" void update_chunks(
@@ -85,8 +85,8 @@ class Stored(NamedTuple):
     """How the arrays of an update are stored.
 
     Attributes:
-        codecs: Those of the variable and its slots.
-        gradient: That of the gradient.
+        codecs: The codecs of the variable and its slots.
+        gradient: The gradient's codec.
     """
 
     codecs: Codecs
@@ -99,7 +99,7 @@ class Stored(NamedTuple):
 
     @property
     def cpp(self) -> str | None:
-        """The codecs as template arguments of C++; None if one has no twin there."""
+        """The codecs as template arguments of C++; None if one is in numpy alone."""
         names = [each.cpp for each in (self.gradient, *self.codecs.every)]
         return None if None in names else ", ".join(map(str, names))
 
@@ -108,8 +108,8 @@ class CompiledRule:
     """A rule with one step's scalars; its calls run without the interpreter's lock.
 
     Attributes:
-        scalars: Theirs, in the rule's order.
-        stored: How the arrays of its updates are stored.
+        scalars: The step's, in the rule's order.
+        stored: How the arrays that it updates are stored.
     """
 
     scratch_dtypes: tuple[np.dtype[Any], ...] = ()
@@ -135,7 +135,7 @@ class CompiledRule:
         """Updates chunks until all are taken; threads that call it at once share them.
 
         Args:
-            table: Of intp, contiguous: rows of `Update::Chunk` in kernels/cpu/update.hpp.
+            table: Of intp, contiguous: each row is an `Update::Chunk` of kernels/cpu/update.hpp.
             taken: [1] of int64: how many chunks all callers have taken.
         """
         self._library.update_chunks(
@@ -152,7 +152,7 @@ class CompiledRule:
         It takes the first of `groups.rows` that is updated, and the one behind the last.
 
         Args:
-            written: [height, ...], the arrays of the table, contiguous.
+            written: [height, ...], the arrays of the variable and its slots, contiguous.
             values: [num_rows, ...], contiguous, in other memory.
             groups: From `group_rows`, here or there.
         """
@@ -169,14 +169,14 @@ def compiled_rules(
 ) -> list[CompiledRule]:
     """Returns the compiled form of a rule, for the scalars of each group.
 
-    There are none without a compiler, or where it cannot be compiled for what is stored.
+    The list is empty without a compiler, or if C++ cannot update arrays that are stored so.
 
     Args:
         rule: What to compute.
         real: The type that it computes in.
         scalars: The rule's scalars, of that type: those of each group.
         stored: How arrays are stored; None if all are of that type.
-        walk: Whether `update_chunks` is called or `row_update`.
+        walk: "chunks" for `update_chunks`, "rows" for `row_update`; the other cannot be called.
     """
     if why_not_compiled() is not None:
         return []
@@ -239,7 +239,7 @@ def _library(
 ) -> ctypes.CDLL | None:
     codecs, is_plain = stored.codecs, stored.is_plain
     if codecs.are_plain and rule.stored is not None:
-        return None  # these are copies of what is stored, by which the rule goes
+        return None  # the rule depends on the stored type, and these would be decoded copies
     if not is_plain and (rule.row_slots or stored.cpp is None):
         return None
     if not codecs.are_plain and rule.is_rounded and not _are_all_rounded(rule, codecs):
@@ -257,7 +257,7 @@ def _library(
 
 
 def _are_all_rounded(rule: UpdateRule, codecs: Codecs) -> bool:
-    """Whether all slots of a rule's own are in bfloat16, which C++ rounds at random."""
+    """Whether all of the rule's own slots are bfloat16: C++ rounds all of them at random."""
     own = codecs.slots[rule.is_averaged :]
     return {each.cpp for each in own} <= {Cast(BFLOAT16, np.dtype(np.float32)).cpp}
 

@@ -24,8 +24,8 @@ class RuleForm(Protocol):
         most_elements: How long a chunk should be at most.
         update_chunks: Updates all of a table of chunks' addresses, in one call from each thread;
             None if this form cannot. See `CompiledRule`.
-        stored: How the arrays are stored of which that table has the addresses.
-        scalars_address: Where that finds the scalars; 0 if it cannot.
+        stored: How the arrays in that table are stored; None without `update_chunks`.
+        scalars_address: Where the scalars are, for that table; 0 without `update_chunks`.
     """
 
     @property
@@ -44,7 +44,7 @@ class RuleForm(Protocol):
     def scalars_address(self) -> int: ...
 
     def apply(self, written: Sequence[Array], grad: Array | None, scratch: Sequence[Array]) -> None:
-        """Updates chunks of the same rows; see `Target.row_width`.
+        """Updates chunks of the same rows; see `row_width` in chunks.py.
 
         Args:
             written: A flat chunk of the variable and of each slot.
@@ -72,7 +72,8 @@ def quickest_forms(
         real: The type of all chunks.
         scalars: The rule's scalars, of that type: those of each group. There is a form for each.
         is_large: Whether at least `CpuLimits.large_elements` are updated.
-        stored: How their arrays are stored; None if all are of that type.
+        stored: How their arrays are stored, if C++ is to decode them. Without that, or if it
+            cannot, forms are for arrays of `real`.
         zero_grad: The gradient is zero everywhere; `apply` and `update_chunks` get none.
     """
     compiled = stored and compiled_rules(rule, real, scalars, stored)
