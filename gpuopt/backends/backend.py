@@ -45,15 +45,6 @@ class Target(NamedTuple):
     var: Array
     slots: Sequence[Array]
 
-    @property
-    def row_width(self) -> int:
-        """How many elements share each number of a slot of rows; 1 where there is no such slot.
-
-        Not of an empty variable.
-        """
-        last: Array = (self.var, *self.slots)[-1]
-        return self.var.size // last.size  # type: ignore[no-any-return]
-
 
 class SparseUpdate(NamedTuple):
     """The update of one variable's rows.
