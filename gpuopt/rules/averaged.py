@@ -12,7 +12,7 @@ from gpuopt.rules.update_rule import UpdateRule
 
 
 def move_average(var: Any, average: Any, *, average_weight: Any) -> None:
-    """Moves the average towards what is stored of the variable."""
+    """Moves the average towards the stored variable."""
     follow(average, var, average_weight)
 
 

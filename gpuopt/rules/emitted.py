@@ -18,7 +18,7 @@ _COSTLY = {"divide", "power", "select", "sqrt"}
 # numpy's sum of two truth values is one; C++ adds numbers.
 _OF_TRUTHS = {"add": "logical_or", "multiply": "logical_and"}
 
-# The place of what is from no line of Python.
+# The place of statements without a line of Python.
 _GENERATED = "generated:1"
 
 
@@ -290,7 +290,7 @@ class _Writer:
         self.lines: list[str] = []
 
     def write(self, line: str, statement: str) -> None:
-        """Writes a statement, and which line of Python it is from."""
+        """Writes a statement after a `#line` for its line of Python."""
         self.lines += [_at(line or _GENERATED), statement]
 
     def value(self, node: Node) -> str:

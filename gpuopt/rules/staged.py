@@ -127,7 +127,7 @@ class StagedRule(UpdateRule):
                 "is_clipped": int(self.is_clipped),
                 "is_rounded": int(self.is_rounded),
                 "is_scaled": int(self.is_scaled),
-                **self.constant_of_written,
+                **self._constant_of_written,
             },
             self.fields[len(self.rule.fields) :],
             self.degrees,
@@ -140,8 +140,8 @@ class StagedRule(UpdateRule):
         )
 
     @computed_once
-    def written(self) -> int:
-        of_rule, num_own = self.rule.written, len(self.slots) - len(self.rule.slots)
+    def _written(self) -> int:
+        of_rule, num_own = self.rule._written, len(self.slots) - len(self.rule.slots)
         moves_var = any(stage.place in (Place.VARIABLE, Place.STEP) for stage in self.stages)
         slots = of_rule >> 1 << num_own | (1 << num_own) - 1
         return slots << 1 | of_rule & 1 | moves_var

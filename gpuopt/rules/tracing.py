@@ -62,7 +62,7 @@ class Program:
     Attributes:
         stores: The last value of each array that it writes, by the array's name.
         returned: What it returns.
-        lines: Of Python, that write these arrays.
+        lines: The line of Python that writes each array.
     """
 
     stores: Mapping[str, Node]

@@ -127,14 +127,14 @@ class UpdateRule:
             self.name,
             self.slots,
             dict(zip(self.scalars, self.fields, strict=True)),
-            counts | self.constant_of_written,
+            counts | self._constant_of_written,
             self.degrees,
             self.programs,
             self.programs_of_terms,
         )
 
     @computed_once
-    def written(self) -> int:
+    def _written(self) -> int:
         """Which arrays it writes: bit 0 for the variable, bit 1 + k for slot number k."""
         every = ("var", *self.slots)
         if self.cuda is not None:
@@ -143,10 +143,10 @@ class UpdateRule:
         return sum(1 << k for k, name in enumerate(every) if name in stores)
 
     @property
-    def constant_of_written(self) -> dict[str, int]:
-        """What the functor says of that: nothing if it writes all."""
+    def _constant_of_written(self) -> dict[str, int]:
+        """The functor's constant; none if the rule writes all arrays."""
         every = (1 << 1 + len(self.slots)) - 1
-        return {} if self.written == every else {"written": self.written}
+        return {} if self._written == every else {"written": self._written}
 
     @computed_once
     def programs(self) -> Mapping[str, Program]:

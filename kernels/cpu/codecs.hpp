@@ -1,5 +1,5 @@
 // How the arrays of an update are stored in host memory. A codec reads the numbers of a tile as
-// rules compute with them, and writes them back; rules know no codec, and codecs no rule.
+// rules compute with them, and writes them back; rules and codecs do not depend on each other.
 // Twins of gpuopt/codecs.py, to the bit.
 #pragma once
 #include <cstdint>
@@ -85,9 +85,9 @@ inline void narrow(float value, Float16& stored) {
 
 // A codec has
 //   num_arrays     how many arrays store the numbers,
-//   is_in_place    whether these are numbers in memory, which are read and written there,
+//   is_in_place    whether one array holds the numbers as rules compute with them, and no other,
 //   has_blocks     whether a tile is a block of codes with a scale,
-//   of(value)      what stays of a number once it is stored,
+//   of(value)      a number as it is once stored (codecs of variables alone),
 //   Tile           which reads `size` numbers from a place of its arrays, and writes them back.
 
 // An array of numbers as rules compute with them.
@@ -135,7 +135,7 @@ struct Cast {
   };
 };
 
-// A master copy of the weights, and the weights as Bfloat16 or Float16, which are written alone.
+// A master copy of the weights, and the weights as Bfloat16 or Float16, which are never read.
 template <class Stored>
 struct MasterAndCopy {
   static constexpr int num_arrays = 2;
@@ -157,7 +157,7 @@ struct MasterAndCopy {
   };
 };
 
-// Weights in bfloat16, and the bits that their master copy has besides.
+// Weights in bfloat16, and the lower bits of their master copy.
 struct Split {
   static constexpr int num_arrays = 2;
   static constexpr bool is_in_place = false;
@@ -188,7 +188,7 @@ struct Split {
   };
 };
 
-// For each map, what the codes are looked up in. Set once, before the first update.
+// The lookup table of each map. Set once, before the first update.
 inline const SlotTables* slot_tables = nullptr;
 
 // Codes in 8 bits, and a scale for each block of them: a tile is a block. Numbers that are written

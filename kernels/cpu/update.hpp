@@ -376,8 +376,8 @@ struct Update {
   static constexpr long long tile = has_blocks ? block_codes : most_in_tile;
 
   // Rows that follow each other: of the arrays of the variable's codec, then of those of the
-  // slots'. A gradient at nullptr is zero. Where neither the rule nor a codec goes by rows, how the
-  // elements are divided into rows is of no account.
+  // slots'. A gradient at nullptr is zero. If neither the rule nor a codec goes by rows, a chunk
+  // may be divided into rows in any way.
   struct Chunk {
     void* arrays[num_arrays];
     const void* grad;

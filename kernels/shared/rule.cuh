@@ -1,4 +1,4 @@
-// What the functor of a rule says of itself to the loops around it, unless it says otherwise.
+// Defaults of a rule's functor, which the loops around it read.
 // Functors are generated from functions of Python: sample_program.cuh is one. Compiles as CUDA and
 // as plain C++17, as rules do.
 #pragma once

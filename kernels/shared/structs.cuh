@@ -36,7 +36,7 @@ struct ScaledScalars {
   long long factors;
   // The address of how many steps were made, this one included.
   long long num_made;
-  // How many the host takes for made.
+  // The host's count of steps.
   long long host_count;
   // How many groups there are scalars for, for each count.
   long long num_groups;
@@ -195,7 +195,7 @@ struct LossScaling {
   float unscale;
 };
 
-// What decides about a step.
+// The inputs of the decision about a step.
 struct LossDecision {
   // The address of the `LossScaling` before the step.
   long long before;
@@ -207,7 +207,7 @@ struct LossDecision {
   long long bad;
   // The address of the numbers of the launch's gradients; 0 if it has one.
   long long numbers;
-  // The number of the only one.
+  // The gradient's number, if there is one gradient.
   long long number;
   // The step's own number, from 1.
   long long step;
@@ -256,7 +256,7 @@ struct TableGradient {
   long long values;
 };
 
-// What is known of a table's rows that missed steps.
+// A table's rows that missed steps.
 struct LateTable {
   // The address of how many steps each row has made, int32: the one that key 0 would have.
   long long last;

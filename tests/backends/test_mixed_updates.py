@@ -16,7 +16,7 @@ from four_slots import four_slots
 from gpuopt.backends import Target
 from gpuopt.backends.backend import SparseUpdate
 from gpuopt.backends.cpu.backend import CpuBackend
-from gpuopt.backends.cpu.forms.compiled import CompiledRule
+from gpuopt.backends.cpu.forms.compiled import CompiledRows, CompiledRule
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.decayed import decayed
@@ -128,18 +128,18 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which of the calls of compiled code are made, in order."""
     made: list[str] = []
 
-    def noting(name: str) -> None:
-        method = getattr(CompiledRule, name)
+    def noting(kind: Any, name: str) -> None:
+        method = getattr(kind, name)
 
-        def call(self: CompiledRule, *arguments: Any) -> Any:
+        def call(self: Any, *arguments: Any) -> Any:
             if not self.stored.codecs.are_plain:
                 made.append(name)
             return method(self, *arguments)
 
-        monkeypatch.setattr(CompiledRule, name, call)
+        monkeypatch.setattr(kind, name, call)
 
-    noting("update_chunks")
-    noting("row_update")
+    noting(CompiledRule, "update_chunks")
+    noting(CompiledRows, "row_update")
     return made
 
 

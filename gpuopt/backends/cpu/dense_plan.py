@@ -19,7 +19,7 @@ from gpuopt.backends.cpu.forms.compiled import Stored
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import Array, scratch
-from gpuopt.backends.cpu.tiles import MOST_CODED, MOST_ROUNDED, Rounding, buffers_for, update_tile
+from gpuopt.backends.cpu.tiles import Rounding, buffers_for, cut_short, update_tile
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.codecs import Byte, Codec, Codecs, MasterAndCopy, Split, codec_of
 from gpuopt.computed_once import computed_once
@@ -240,10 +240,8 @@ class DensePlan:
         distinct = {tuple(form.scratch_dtypes): form for form in forms}.values()
         converted_bytes = converted * self.real.itemsize
         longest = min(chunk_length(form, self.size, threads, converted_bytes) for form in distinct)
-        if update_chunks is None and rounding is not None:
-            longest = min(longest, MOST_ROUNDED)
-        if update_chunks is None and self.codecs.have_blocks:
-            longest = min(longest, MOST_CODED)
+        if update_chunks is None:
+            longest = cut_short(longest, self.codecs, is_rounded=rounding is not None)
         chunks = self._chunks
         if chunks.longest != longest:
             arrays = [self.arrays[position] for position in self._large]

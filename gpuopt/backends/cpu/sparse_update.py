@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from gpuopt.backends.cpu.catch_up import CHUNK_ELEMENTS, bring_up_some, count_st
 from gpuopt.backends.cpu.chunks import chunk_length
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
-from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_groups, compiled_rules
-from gpuopt.backends.cpu.forms.compiled_catch_up import CompiledCatchUp, compiled_catch_up
+from gpuopt.backends.cpu.forms.compiled import RowUpdate, compiled_groups, compiled_rows
+from gpuopt.backends.cpu.forms.compiled_catch_up import compiled_catch_up
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.replayed import replayed_rules
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
@@ -25,7 +25,7 @@ from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.missed_steps import UpToDate
 from gpuopt.backends.cpu.row_groups import RowGroups, group_rows, stable_order, sum_rows
 from gpuopt.backends.cpu.threads import share_out
-from gpuopt.backends.cpu.tiles import MOST_ROUNDED, Rounding, buffers_for, rounding_of, update_tile
+from gpuopt.backends.cpu.tiles import Rounding, buffers_for, cut_short, update_tile
 from gpuopt.quietly import quietly
 from gpuopt.rules.accumulation import place_sum
 from gpuopt.rules.shift import Shift
@@ -111,14 +111,20 @@ def update_touched_rows(
     """
     [arrays], codecs, real = plan.arrays, plan.codecs, plan.real
     if not (_are_few(values, limits) or plan.strided):
-        compiled = compiled_rules(rule, real, [scalars], plan.stored(None), "rows")
-        late = None if catch_up is None else compiled_catch_up(rule, catch_up, real)
-        if compiled and (catch_up is None or (late is not None and codecs.are_plain)):
+        row_update: RowUpdate | None = None
+        if catch_up is None:
+            compiled = compiled_rows(rule, real, scalars, plan.stored(None))
+            row_update = None if compiled is None else compiled.row_update
+        elif codecs.are_plain:
+            late = compiled_catch_up(rule, catch_up, real)
+            given = np.array([scalars[name] for name in rule.scalars], real)
+            row_update = None if late is None else partial(late.row_update, given)
+        if row_update is not None:
             values = np.require(values, real, ["C", "ALIGNED"])
             values = _copied_if_shared(values, arrays)
             grouped = compiled_groups(rows, first)
             threads = limits.threads_for(values.size * ROW_FACTOR)
-            _update_compiled(compiled[0], arrays, values, grouped, threads, late)
+            _update_compiled(row_update, arrays, values, grouped, threads)
             return grouped.rows
     values = values.astype(real, copy=False)
     groups = group_rows(rows, first)
@@ -136,7 +142,7 @@ def update_touched_rows(
     else:
         [form] = replayed_rules(rule, real, [scalars])
     if catch_up is None:
-        rounding = rounding_of(rule, [scalars]) if rule.is_rounded else None
+        rounding = Rounding(rule.is_averaged, scalars) if rule.is_rounded else None
         _update_gathered(form, plan, sums, rows, limits, rounding)
     else:
         _update_late(form, rule.shift, arrays, sums, rows, scalars, catch_up, limits)
@@ -158,7 +164,7 @@ def _new_rows(
     form, rounding = PlainRule(rule, scalars), None
     if rule.is_rounded:
         numbers = _numbers(rows, sums.size // height)
-        rounding = rounding_of(rule, [scalars])[0]._replace(numbers=numbers)
+        rounding = Rounding(rule.is_averaged, scalars, numbers)
     buffers = [np.empty(sums.size, dtype) for dtype in buffers_for(form, codecs, real, None)]
     update_tile(form, codecs, real, new_rows, sums.reshape(-1), buffers, rounding)
     return new_rows
@@ -176,10 +182,10 @@ def sum_duplicate_rows(
     real_type = compute_type(values.dtype)
     real = np.dtype(real_type)
     values = values.astype(real, copy=False)
-    compiled: Sequence[CompiledRule] = ()
+    compiled = None
     if not _are_few(values, limits):
-        compiled = compiled_rules(place_sum, real, [{"zero": real_type(-0.0)}], walk="rows")
-    if compiled:
+        compiled = compiled_rows(place_sum, real, {"zero": real_type(-0.0)})
+    if compiled is not None:
         groups = compiled_groups(indices, first)
         if len(groups.rows) == len(indices):
             return values, indices
@@ -187,7 +193,7 @@ def sum_duplicate_rows(
         values = np.require(values, requirements=["C", "ALIGNED"])
         in_order = groups._replace(rows=np.arange(len(groups.rows)))
         threads = limits.threads_for(values.size * ROW_FACTOR)
-        _update_compiled(compiled[0], [sums], values, in_order, threads)
+        _update_compiled(compiled.row_update, [sums], values, in_order, threads)
         return sums, groups.rows.astype(indices.dtype, copy=False)
     groups = group_rows(indices, first)
     if len(groups.rows) == len(indices):
@@ -199,28 +205,22 @@ def sum_duplicate_rows(
 
 
 def _update_compiled(
-    compiled: CompiledRule,
+    row_update: RowUpdate,
     written: Sequence[Array],
     values: Array,
     groups: RowGroups,
     threads: int,
-    late: CompiledCatchUp | None = None,
 ) -> None:
     """Adds up each row's values and updates the row, in one pass.
 
     Args:
-        compiled: What to compute.
-        written: [height, ...], variable and slots, contiguous.
+        row_update: See `CompiledRows`.
+        written: [height, ...], the arrays of the variable and its slots, contiguous.
         values: [num_rows, ...], contiguous, in other memory.
         groups: Which values belong to which row.
         threads: How many share the rows.
-        late: Brings the rows up to date first, in the same pass; None if they are.
     """
-    if late is None:
-        update = compiled.row_update(written, values, groups)
-    else:
-        update = late.row_update(compiled, written, values, groups)
-    num_rows = len(groups.rows)
+    update, num_rows = row_update(written, values, groups), len(groups.rows)
     # Threads that share the rows end at about the same time; one alone makes one call.
     height = -(-num_rows // (4 * threads)) if threads > 1 else num_rows
     share_out(
@@ -236,7 +236,7 @@ def _update_gathered(
     sums: Array,
     rows: Array,
     limits: CpuLimits,
-    rounding: Sequence[Rounding] | None,
+    rounding: Rounding | None,
 ) -> None:
     """Copies rows into scratch arrays, updates them there, and copies them back."""
     [arrays], codecs, real = plan.arrays, plan.codecs, plan.real
@@ -245,7 +245,7 @@ def _update_gathered(
     gathered_bytes = sum(each.itemsize for each in types[: len(arrays) + codecs.num_decoded])
     longest = chunk_length(form, sums.size, threads, gathered_bytes)
     width = max(sums[0].size, 1)
-    height = max((longest if rounding is None else min(longest, MOST_ROUNDED)) // width, 1)
+    height = max(cut_short(longest, codecs, is_rounded=rounding is not None) // width, 1)
 
     def update_rows(first: int) -> None:
         some, gradient = rows[first : first + height], sums[first : first + height]
@@ -255,7 +255,7 @@ def _update_gathered(
             shape = len(some), math.prod(array.shape[1:])
             gathered.append(buffer[: math.prod(shape)].reshape(shape))
             _take(array, some, gathered[-1])
-        rounds = None if rounding is None else rounding[0]._replace(numbers=_numbers(some, width))
+        rounds = None if rounding is None else rounding._replace(numbers=_numbers(some, width))
         grad = gradient.reshape(-1)
         update_tile(form, codecs, real, gathered, grad, buffers[len(arrays) :], rounds)
         for array, new_rows in zip(arrays, gathered, strict=True):

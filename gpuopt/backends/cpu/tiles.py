@@ -16,11 +16,10 @@ from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
 
-# The most elements that are rounded at random, or encoded in 8 bits, at a time: temporary arrays
-# then stay in the second-level cache.
-MOST_ROUNDED = 1 << 14
-MOST_CODED = 1 << 13
-
+# The most elements that are rounded at a time, or encoded in 8 bits: the temporaries stay in the
+# second-level cache.
+_MOST_ROUNDED = 1 << 14
+_MOST_CODED = 1 << 13
 _NO_NUMBERS = np.zeros(0, np.uint64)
 
 
@@ -41,6 +40,13 @@ class Rounding(NamedTuple):
 def rounding_of(rule: UpdateRule, scalars: Sequence[Scalars]) -> list[Rounding]:
     """Returns the rounding of each group, without the numbers of elements."""
     return [Rounding(rule.is_averaged, each) for each in scalars]
+
+
+def cut_short(longest: int, codecs: Codecs, *, is_rounded: bool) -> int:
+    """Returns how many elements `update_tile` should be given, at most `longest`."""
+    if codecs.have_blocks:
+        return min(longest, _MOST_CODED)
+    return min(longest, _MOST_ROUNDED) if is_rounded else longest
 
 
 def buffers_for(

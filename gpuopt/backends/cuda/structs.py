@@ -59,7 +59,7 @@ class ScaledScalars(NamedTuple):
     Attributes:
         factors: See `ClippedScalars`.
         num_made: The address of how many steps were made, this one included.
-        host_count: How many the host takes for made.
+        host_count: The host's count of steps.
         num_groups: How many groups there are scalars for, for each count.
         of: See `FewScalars`.
     """
@@ -264,7 +264,7 @@ class LossScaling(NamedTuple):
 
 
 class LossDecision(NamedTuple):
-    """What decides about a step.
+    """The inputs of the decision about a step.
 
     Attributes:
         before: The address of the `LossScaling` before the step.
@@ -272,7 +272,7 @@ class LossDecision(NamedTuple):
         refused: The address of the row flag.
         bad: The address of a word for gradients that are not finite, uint64: 0 between launches.
         numbers: The address of the numbers of the launch's gradients; 0 if it has one.
-        number: The number of the only one.
+        number: The gradient's number, if there is one gradient.
         step: The step's own number, from 1.
         incr_every, decr_every: See `ScaleRule`.
         accept_after: After how many skipped steps one is made anyway; below 0 for never.
@@ -337,7 +337,7 @@ class TableGradient(NamedTuple):
 
 
 class LateTable(NamedTuple):
-    """What is known of a table's rows that missed steps.
+    """A table's rows that missed steps.
 
     Attributes:
         last: The address of how many steps each row has made, int32: the one that key 0 would have.

@@ -22,6 +22,8 @@ from gpuopt.rules.update_rule import UpdateRule
 
 Chunk = np.ndarray[Any, Any]
 Walk = Literal["chunks", "rows"]
+# Takes a table's arrays, values and groups of rows; see `CompiledRows.row_update`.
+RowUpdate = Callable[[Sequence[Chunk], Chunk, RowGroups], Callable[[int, int], object]]
 
 REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
@@ -144,6 +146,19 @@ class CompiledRule:
             address_of(taken),
         )
 
+
+class CompiledRows:
+    """A rule with one step's scalars, for rows of a table.
+
+    Attributes:
+        stored: How the arrays that it updates are stored.
+    """
+
+    def __init__(self, library: ctypes.CDLL, stored: Stored, scalars: Chunk) -> None:
+        self._library = library
+        self.stored = stored
+        self._scalars = scalars
+
     def row_update(
         self, written: Sequence[Chunk], values: Chunk, groups: RowGroups
     ) -> Callable[[int, int], object]:
@@ -156,7 +171,7 @@ class CompiledRule:
             values: [num_rows, ...], contiguous, in other memory.
             groups: From `group_rows`, here or there.
         """
-        given = RowArguments(written, values, groups, self.scalars)
+        given = RowArguments(written, values, groups, self._scalars)
         return partial(given.call, self._library.update_rows)
 
 
@@ -165,7 +180,6 @@ def compiled_rules(
     real: np.dtype[Any],
     scalars: Sequence[Scalars],
     stored: Stored | None = None,
-    walk: Walk = "chunks",
 ) -> list[CompiledRule]:
     """Returns the compiled form of a rule, for the scalars of each group.
 
@@ -176,21 +190,44 @@ def compiled_rules(
         real: The type that it computes in.
         scalars: The rule's scalars, of that type: those of each group.
         stored: How arrays are stored; None if all are of that type.
-        walk: "chunks" for `update_chunks`, "rows" for `row_update`; the other cannot be called.
     """
     if why_not_compiled() is not None:
         return []
     stored = stored or stored_plainly(rule, real)
-    library = _library(rule, real, stored, walk)
+    library = _library(rule, real, stored, "chunks")
     if library is None:
         return []
-    values = np.array([[each[name] for name in rule.scalars] for each in scalars], real)
+    values = np.array([_in_order(rule, each) for each in scalars], real)
     # numpy takes longer to say where an array is than Python to add.
     places = count(values.ctypes.data, values.strides[0])
     return list(map(CompiledRule, repeat(library), repeat(stored), values, places))
 
 
-def compiled_groups(indices: Chunk, first: int = 0) -> RowGroups:
+def compiled_rows(
+    rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, stored: Stored | None = None
+) -> CompiledRows | None:
+    """Returns the compiled form of a rule for rows of a table; None where there is none.
+
+    Args:
+        rule: See `compiled_rules`.
+        real: Likewise.
+        scalars: The rule's scalars, of that type.
+        stored: See `compiled_rules`. The values that are summed are of that type.
+    """
+    if why_not_compiled() is not None:
+        return None
+    stored = stored or stored_plainly(rule, real)
+    library = _library(rule, real, stored, "rows")
+    if library is None:
+        return None
+    return CompiledRows(library, stored, np.array(_in_order(rule, scalars), real))
+
+
+def _in_order(rule: UpdateRule, scalars: Scalars) -> list[Any]:
+    return [scalars[name] for name in rule.scalars]
+
+
+def compiled_groups(indices: Chunk, first: int) -> RowGroups:
     """Does what `row_groups.group_rows` does; rows are in the order of their first appearance.
 
     Args:

@@ -105,10 +105,17 @@ class CompiledCatchUp:
         )
 
     def row_update(
-        self, rule: CompiledRule, written: Sequence[Chunk], values: Chunk, groups: RowGroups
+        self, scalars: Chunk, written: Sequence[Chunk], values: Chunk, groups: RowGroups
     ) -> Callable[[int, int], object]:
-        """Does what `CompiledRule.row_update` does, of rows that are first brought up to date."""
-        given = RowArguments(written, values, groups, rule.scalars)
+        """Does what `CompiledRows.row_update` does, of rows that are first brought up to date.
+
+        Args:
+            scalars: Those of the rule that updates the rows, in its order.
+            written: See there.
+            values: Likewise.
+            groups: Likewise.
+        """
+        given = RowArguments(written, values, groups, scalars)
         return partial(given.call, partial(self._call, self._library.update_late_rows))
 
     def _call(self, function: Callable[..., object], *arguments: Any) -> None:
