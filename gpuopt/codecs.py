@@ -6,10 +6,11 @@ is a class in numpy here and one in C++ in kernels/cpu/codecs.hpp; both write th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -28,7 +29,7 @@ _HALVES = {
 }
 
 
-class Codec(Protocol):
+class Codec(ABC):
     """How numbers are stored.
 
     Attributes:
@@ -38,20 +39,20 @@ class Codec(Protocol):
         has_blocks: Whether the second array has one scale for each block of the first.
     """
 
-    num_arrays: int
-    is_decoded: bool
-    has_blocks: bool
+    num_arrays: int = 1
+    is_decoded: bool = False
+    has_blocks: bool = False
 
     @property
+    @abstractmethod
     def cpp(self) -> str | None:
         """The codec's name in C++; None if it is in numpy alone."""
 
     def decode(self, arrays: Sequence[Array], out: Array) -> None:
-        """Writes the stored numbers to `out`, which is flat.
+        """Writes the stored numbers to `out`, which is flat, if `is_decoded`."""
+        raise NotImplementedError
 
-        Precondition: `is_decoded`.
-        """
-
+    @abstractmethod
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         """Stores flat numbers.
 
@@ -60,33 +61,26 @@ class Codec(Protocol):
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Codec):
     """An array of numbers as rules compute with them."""
 
     real: np.dtype[Any]
-    num_arrays = 1
-    is_decoded = has_blocks = False
 
     @property
     def cpp(self) -> str | None:
         return f"gpuopt::Plain<{_REALS[self.real]}>"
-
-    def decode(self, arrays: Sequence[Array], out: Array) -> None:
-        raise NotImplementedError
 
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         pass
 
 
 @dataclass(frozen=True)
-class Cast:
+class Cast(Codec):
     """An array of another type; numbers are rounded to nearest."""
 
     stored: np.dtype[Any]
     real: np.dtype[Any]
-    num_arrays = 1
     is_decoded = True
-    has_blocks = False
 
     @property
     def cpp(self) -> str | None:
@@ -101,31 +95,26 @@ class Cast:
 
 
 @dataclass(frozen=True)
-class MasterAndCopy:
+class MasterAndCopy(Codec):
     """Master copies of weights, and the weights in 16 bits, which are never read."""
 
     copy: np.dtype[Any]
     num_arrays = 2
-    is_decoded = has_blocks = False
 
     @property
     def cpp(self) -> str | None:
         return f"gpuopt::MasterAndCopy<{_HALVES[self.copy]}>"
-
-    def decode(self, arrays: Sequence[Array], out: Array) -> None:
-        raise NotImplementedError
 
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         np.copyto(arrays[1], arrays[0], casting="unsafe")
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(Codec):
     """Master copies in two halves: weights in bfloat16, and the lower bits in uint16."""
 
     num_arrays = 2
     is_decoded = True
-    has_blocks = False
 
     @property
     def cpp(self) -> str | None:
@@ -140,7 +129,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Byte:
+class Byte(Codec):
     """Codes in 8 bits, and the scale of each block of them; see `CodedValues`."""
 
     coding: Coding

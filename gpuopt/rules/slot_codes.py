@@ -171,11 +171,6 @@ class Blocks(NamedTuple):
     arrays: list[Array]
     scales: list[Array]
 
-    def part(self, first: int, last: int) -> Blocks:
-        """Returns the blocks from `first` to the one before `last`."""
-        rows = slice(first, last)
-        return Blocks([each[rows] for each in self.arrays], [each[rows] for each in self.scales])
-
 
 def blocks_of(arrays: Sequence[Array], scales: Sequence[Array]) -> list[Blocks]:
     """Views arrays of one shape as blocks; those of one length are together.

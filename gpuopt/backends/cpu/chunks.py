@@ -12,8 +12,8 @@ from gpuopt.backends.cpu.memory import Array
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.slot_codes import BLOCK
 
-# The last columns of a table of chunks: see `Update::Chunk` in kernels/cpu/update.hpp.
-_GRADIENT, _NUM_ROWS, _WIDTH, _FIRST, _SCALARS = range(-5, 0)
+# Columns of a table of chunks: see `Update::Chunk` in kernels/cpu/update.hpp.
+_GRADIENT, _FIRST, _SCALARS = -5, -2, -1
 # The most memory that the scratch arrays of all threads may take together.
 _SCRATCH_BYTES = 6 * 1024 * 1024
 

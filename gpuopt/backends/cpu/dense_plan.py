@@ -84,8 +84,9 @@ class DensePlan:
         self._limits = limits
         self._shapes = [var.shape for var, _ in targets]
         self.codecs = _codecs_of(targets[0], self.real, codings, beside[:1])
-        self._is_master_and_copy = isinstance(self.codecs.var, MasterAndCopy)
-        self._dtype = beside[0].dtype if self._is_master_and_copy else dtype
+        # A master copy's gradient has the type of the weights.
+        of_weights = isinstance(self.codecs.var, MasterAndCopy)
+        self._dtype = beside[0].dtype if of_weights else dtype
         self.arrays = [
             _arrays_of(target, codings, beside[position : position + 1])
             for position, target in enumerate(targets)
