@@ -87,7 +87,9 @@ def _find_gpuopt(checkout: str) -> None:
     sys.modules["gpuopt.bench"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["gpuopt.bench"])
     # Until 3c94777f, gpuopt read the environment's variables at each step.
-    vars(gpuopt).setdefault("environment", SimpleNamespace(forget=lambda: None))
+    vars(gpuopt).setdefault(
+        "environment", SimpleNamespace(forget=lambda: None, settings=lambda: None)
+    )
 
 
 if __name__ == "__main__":

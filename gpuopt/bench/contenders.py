@@ -128,6 +128,7 @@ def make_our_step(optimizer: gpuopt.Optimizer, step: Step, compiled: bool) -> Co
     def choose() -> None:
         os.environ[_COMPILED] = "1" if compiled else "0"
         environment.forget()
+        environment.settings()  # read here, and in no step that is timed
 
     def state() -> list[Any]:
         return [each.numpy() for each in optimizer.variables()]

@@ -13,13 +13,13 @@ struct NumberedRow {
 };
 
 // Writes to `firsts` where each row's positions begin among all that are sorted by row, counted
-// from `first` on; counts[k] of them are of row k. `sorted` and `other` have room for all rows, or
-// `sorted` for `num_counters` numbers.
+// from `first` on; counts[k] of them are of row k. `sorted` and `other` have room for all rows.
 // This matters to rows with three positions or more: two are added up alike wherever they stand.
-// So only the buckets of near rows that have such a row are sorted.
+// So only the buckets of near rows that have such a row are sorted, each by the bits in which its
+// rows differ.
 inline void find_firsts(std::int32_t num_rows, const long long* rows, const long long* counts,
                         long long first, NumberedRow* sorted, NumberedRow* other,
-                        std::uint64_t num_counters, long long* firsts) {
+                        long long* firsts) {
   constexpr int bits = 11;
   constexpr std::uint64_t num_buckets = 1 << bits;
   long long most = 0;
@@ -30,7 +30,7 @@ inline void find_firsts(std::int32_t num_rows, const long long* rows, const long
     firsts[k] = first;
   }
   if (most < 3) return;
-  if (highest < num_counters) {  // a counter for each row of the table is quicker than a sort
+  if (highest < 2ull * num_rows) {  // a counter for each row of the table is quicker than a sort
     auto* const before = reinterpret_cast<std::int32_t*>(sorted);
     for (std::uint64_t row = 0; row <= highest; ++row) before[row] = 0;
     for (std::int32_t k = 0; k < num_rows; ++k) before[rows[k]] = counts[k];
@@ -61,7 +61,7 @@ inline void find_firsts(std::int32_t num_rows, const long long* rows, const long
   for (std::int32_t k = 0; k < num_rows; ++k)
     if (matters[rows[k] >> bucket_shift])
       sorted[num_sorted++] = {static_cast<std::uint64_t>(rows[k]), k};
-  for (int shift = 0; shift < 64 && highest >> shift != 0; shift += bits) {
+  for (int shift = 0; shift < bucket_shift; shift += bits) {
     std::int32_t ends[num_buckets] = {};
     for (std::int32_t k = 0; k < num_sorted; ++k) ++ends[sorted[k].row >> shift & num_buckets - 1];
     std::int32_t before = 0;
@@ -122,7 +122,7 @@ long long group_rows(const Index* indices, long long size, long long first, int 
     ++begins[row];
   }
   // From how often each row appears to where its positions begin, and then to where they end.
-  find_firsts(num_rows, rows, begins + 1, first, sorted, other, num_buckets, firsts);
+  find_firsts(num_rows, rows, begins + 1, first, sorted, other, firsts);
   long long begin = 0;
   begins[0] = 0;
   for (std::int32_t row = 1; row <= num_rows; ++row) {

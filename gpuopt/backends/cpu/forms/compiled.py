@@ -240,7 +240,7 @@ def compiled_groups(indices: Chunk, first: int) -> RowGroups:
         return group_rows(indices, first)
     indices = np.require(indices, requirements=["C", "ALIGNED"])
     # A quarter of the buckets is used: few rows share one.
-    bucket_bits = (4 * size).bit_length()
+    bucket_bits = (4 * size - 1).bit_length()
     [work] = scratch([np.dtype(np.int32)], (1 << bucket_bits) + 6 * size)
     rows, positions, begins, firsts = np.empty((4, size + 1), np.int64)
     group = library.group_rows_int32 if indices.itemsize == 4 else library.group_rows_int64
