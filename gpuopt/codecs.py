@@ -10,13 +10,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from gpuopt.computed_once import computed_once
-from gpuopt.rules.slot_codes import CodedValues, Coding, blocks_of, decoded, encode
+from gpuopt.rules.slot_codes import (
+    CodedValues,
+    Coding,
+    blocks_of,
+    decoded,
+    encode,
+    encoded,
+    scales_shape,
+)
 from gpuopt.rules.split import joined, split
 
 Array = np.ndarray[Any, Any]
@@ -29,16 +37,32 @@ _HALVES = {
 }
 
 
+class Form(NamedTuple):
+    """The form of a new array.
+
+    Attributes:
+        shape: The array's.
+        dtype: The array's.
+        start: What each element starts with.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    start: float
+
+
 class Codec(ABC):
     """How numbers are stored.
 
     Attributes:
+        real: The type of the numbers.
         num_arrays: How many arrays store the numbers.
         is_decoded: Whether `decode` computes the numbers. Else the first array holds them, and
             rules read and write them there.
         has_blocks: Whether the second array has one scale for each block of the first.
     """
 
+    real: np.dtype[Any] = _FLOAT
     num_arrays: int = 1
     is_decoded: bool = False
     has_blocks: bool = False
@@ -59,6 +83,26 @@ class Codec(ABC):
         If they are not decoded, the first array has them already: then it writes the others.
         """
 
+    @abstractmethod
+    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
+        """Returns the forms of new arrays for numbers of a shape, all `start`."""
+
+    def new_arrays(self, values: Array) -> Sequence[Array]:
+        """Returns new arrays that store numbers."""
+        arrays = [np.empty(form.shape, form.dtype) for form in self.forms(values.shape)]
+        if not self.is_decoded:
+            np.copyto(arrays[0], values, casting="unsafe")
+        self.encode(values, arrays)
+        return arrays
+
+    def numbers(self, arrays: Sequence[Array]) -> Array:
+        """Returns the numbers that arrays store, in the shape of the first one."""
+        if not self.is_decoded:
+            return arrays[0]
+        values = np.empty(arrays[0].size, self.real)
+        self.decode(arrays, values)
+        return values.reshape(arrays[0].shape)
+
 
 @dataclass(frozen=True)
 class Plain(Codec):
@@ -72,6 +116,9 @@ class Plain(Codec):
 
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         pass
+
+    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
+        return [Form(shape, self.real, start)]
 
 
 @dataclass(frozen=True)
@@ -93,6 +140,9 @@ class Cast(Codec):
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         np.copyto(arrays[0], values.reshape(arrays[0].shape), casting="unsafe")
 
+    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
+        return [Form(shape, self.stored, start)]
+
 
 @dataclass(frozen=True)
 class MasterAndCopy(Codec):
@@ -107,6 +157,9 @@ class MasterAndCopy(Codec):
 
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         np.copyto(arrays[1], arrays[0], casting="unsafe")
+
+    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
+        return [Form(shape, _FLOAT, start), Form(shape, self.copy, start)]
 
 
 @dataclass(frozen=True)
@@ -127,12 +180,22 @@ class Split(Codec):
         for array, half in zip(arrays, split(values), strict=True):
             array[...] = half.reshape(array.shape)
 
+    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
+        weight, rest = split(np.float32(start))
+        return [Form(shape, weight.dtype, weight), Form(shape, rest.dtype, rest)]
+
 
 @dataclass(frozen=True)
 class Byte(Codec):
-    """Codes in 8 bits, and the scale of each block of them; see `CodedValues`."""
+    """Codes in 8 bits, and the scale of each block of them; see `CodedValues`.
+
+    Attributes:
+        coding: What the codes stand for.
+        by_rows: Whether the blocks of new arrays end at rows.
+    """
 
     coding: Coding
+    by_rows: bool = False
     num_arrays = 2
     is_decoded = has_blocks = True
 
@@ -148,6 +211,14 @@ class Byte(Codec):
         numbers = values.reshape(codes.shape)
         for (block, new_codes), [new_scales] in blocks_of([numbers, codes], [scales]):
             new_codes[...], new_scales[...] = encode(block, self.coding)
+
+    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
+        of_scales = scales_shape(shape, by_rows=self.by_rows)
+        codes = Form(shape, np.dtype(np.uint8), self.coding.zero)
+        return [codes, Form(of_scales, _FLOAT, 0.0)]
+
+    def new_arrays(self, values: Array) -> Sequence[Array]:
+        return encoded(values, self.coding, by_rows=self.by_rows)
 
 
 def codec_of(dtype: np.dtype[Any], real: np.dtype[Any]) -> Plain | Cast:

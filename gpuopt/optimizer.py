@@ -119,6 +119,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             "owner_of_state",
             "rounding",
             "row_checks",
+            "slot_codecs",
             "slot_codes",
             "slot_dtype",
             "state",
@@ -626,9 +627,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             {**self._state_ranges(), **(beside.others if beside else {})},
             self._op_name,
             self._non_slots_left_out(),
-            self.slot_codes,
-            self.masters,
-            self.slot_dtype,
+            self.slot_codecs,
         )
 
     def _op_name(self, slot_name: str) -> str:

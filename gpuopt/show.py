@@ -22,8 +22,7 @@ from gpuopt.rules.rounded import BFLOAT16, rounded
 from gpuopt.rules.slot_codes import BLOCK, Coding
 from gpuopt.rules.staged import Place, StagedRule
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.master_conversion import kept_dtype
-from gpuopt.state.masters import MASTER
+from gpuopt.state.slot_codecs import MASTER, kept_dtype
 from gpuopt.training.moving_average import ExponentialMovingAverage
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 

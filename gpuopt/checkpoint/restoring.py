@@ -21,8 +21,7 @@ from gpuopt.errors import CheckpointError
 from gpuopt.optimizer import Optimizer
 from gpuopt.quietly import quietly
 from gpuopt.state import loss_scales, state_dict
-from gpuopt.state.master_conversion import kept_dtype
-from gpuopt.state.masters import has_master
+from gpuopt.state.slot_codecs import has_master, kept_dtype
 from gpuopt.state.state import State, check_fits
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.undo import Undo

@@ -109,7 +109,7 @@ def _owner(
     optimizer: Optimizer, scope: str, variables: Mapping[str, Variable], present: frozenset[str]
 ) -> _Owner:
     described = optimizer.state.describe()
-    codes = described.slot_codes
+    codes = described.slot_codecs.codes
     slot_names = described.slot_names if codes is None else list(codes.slots)
     if slot_names is None:
         raise ValueError(

@@ -21,7 +21,6 @@ from gpuopt.interop.torch_groups import Array, Part, groups_of, step_of, to_numb
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import LionOptimizer, MomentumOptimizer, TorchAdamWOptimizer
 from gpuopt.rules.slot_codes import CodedValues, Coding, encoded, scales_name, scales_shape
-from gpuopt.state.coded_conversion import described_codes
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.variable import Variable
 
@@ -132,7 +131,7 @@ def optimizer_from_bitsandbytes(
         "format": 1,
         "optimizer": type(optimizer).__name__,
         "name": optimizer.get_name(),
-        "hyperparameters": described_codes(optimizer.slot_codes),
+        "hyperparameters": optimizer.slot_codecs.described(),
         "slots": slots,
         "non_slots": {"step": np.array(step, np.float64)} if counts else {},
     }

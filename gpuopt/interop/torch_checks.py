@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.state.masters import has_master
-from gpuopt.state.slot_dtypes import SlotDtype
+from gpuopt.state.slot_codecs import SlotDtype, has_master
 from gpuopt.state.state import check_fits
 from gpuopt.variables.variable import Variable, as_variable
 

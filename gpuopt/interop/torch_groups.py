@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base import ParameterGroup
-from gpuopt.state.slot_dtypes import SlotDtype
+from gpuopt.state.slot_codecs import SlotDtype
 from gpuopt.variables.variable import Variable
 
 Array = np.ndarray[Any, Any]

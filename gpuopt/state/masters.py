@@ -6,14 +6,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpuopt.backends import backend_for
-from gpuopt.backends.backend import compute_type
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
+from gpuopt.state.slot_codecs import MASTER, Masters, has_master
 from gpuopt.variables.behind import RowsBehind
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.identity import Identity
@@ -21,11 +21,6 @@ from gpuopt.variables.variable import Variable
 
 if TYPE_CHECKING:
     from gpuopt.state.state import State
-
-Masters = Literal["float32", "remainder"]
-
-# The name of the slot.
-MASTER: Final = "master"
 
 # Pairs that a step of their optimizer has to settle, as one of the two was written. Other threads
 # add some at any time: a dictionary is listed at once, which a WeakSet is not.
@@ -136,11 +131,6 @@ class MasterPair:
             for identity in (self._variable(), self._master())
         )
         return variable, master
-
-
-def has_master(dtype: np.dtype[Any]) -> bool:
-    """Whether a variable of this type gets a master copy: it has 16 bits."""
-    return dtype != np.dtype(compute_type(dtype))
 
 
 def pair(

@@ -122,7 +122,7 @@ class _Shown:
 
 def paired(state: State, variable: Variable, master: Variable) -> MasterPair:
     """Returns the pair of a variable and its copy, of the kind that an optimizer's state keeps."""
-    kind = SplitPair if state.describe().masters == "remainder" else MasterPair
+    kind = SplitPair if state.describe().slot_codecs.masters == "remainder" else MasterPair
     return pair(state, variable, master, kind)
 
 

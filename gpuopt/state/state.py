@@ -21,9 +21,8 @@ import numpy as np
 from gpuopt.backends import backend_for, new_storage
 from gpuopt.device import Device
 from gpuopt.locks import Lock
-from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.state.host_scalar import HostScalar
-from gpuopt.state.masters import MASTER, Masters
+from gpuopt.state.slot_codecs import MASTER, SlotCodecs
 from gpuopt.state.split_masters import paired
 from gpuopt.variables.copied import Copied, CopiedArray, Copy, describe_lost, variable_of
 from gpuopt.variables.gate import undoing, writing
@@ -64,10 +63,7 @@ class Description(NamedTuple):
         op_name: Returns, for a slot's name, the second part of a slot variable's own name.
         names_left_out: The names of other variables that it has with other options alone. A saved
             state may have them; they are left out.
-        slot_codes: How slots are stored in 8 bits; None if they are not.
-        masters: What master copies of 16-bit variables are; None if there are none.
-        slot_dtype: The type of all slots; None if they have that of their variables, or of their
-            master copies.
+        slot_codecs: How slots are stored.
     """
 
     optimizer: str
@@ -81,9 +77,7 @@ class Description(NamedTuple):
     ranges: Mapping[str, Range]
     op_name: Callable[[str], str]
     names_left_out: Sequence[str]
-    slot_codes: SlotCodes | None
-    masters: Masters | None
-    slot_dtype: np.dtype[Any] | None
+    slot_codecs: SlotCodecs
 
 
 class Beside(Protocol):
@@ -509,7 +503,7 @@ class State:
                 variable, op_name, value if restored is None else restored, new_rows, shape, dtype
             )
             self.table(slot_name)[variable.identity] = slot
-            if slot_name == MASTER and self.describe().masters is not None:
+            if slot_name == MASTER and self.describe().slot_codecs.masters is not None:
                 paired(self, variable, slot)
             for state in (self, *self._rivals_of(variable.identity)):
                 state.waiting_slots.pop(key, None)

@@ -17,11 +17,8 @@ from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.rules.update_rule import row_shape
 from gpuopt.state import loss_scales
 from gpuopt.state.accumulated import hint_about, says_nothing
-from gpuopt.state.coded_conversion import as_stored
-from gpuopt.state.coded_slots import replace_scales, stored_shape
-from gpuopt.state.master_conversion import as_kept
-from gpuopt.state.masters import MASTER
-from gpuopt.state.slot_dtypes import dtype_of_slots, in_own_dtype
+from gpuopt.state.slot_codecs import MASTER, stored_as_here
+from gpuopt.state.slots import replace_arrays
 from gpuopt.state.split_masters import paired
 from gpuopt.state.state import Description, Range, State, check_fits
 from gpuopt.variables.copied import Copied, array_of, to_copy
@@ -190,7 +187,7 @@ def load_state(
     with state.lock:
         named = _named(state, variables)
         check_state(state, saved, named)
-        saved = _out_of_slots(state, _as_here(saved, state.describe(), named))
+        saved = _out_of_slots(state, stored_as_here(saved, state.describe(), named))
         state.keep(undo)
         state.forget_lost()
         state.wait_for_paths()
@@ -210,7 +207,8 @@ def load_state(
                 if slot is None:
                     state.waiting_slots[slot_name, name] = np.array(value)
                 elif slot.shape != np.shape(value):
-                    replace_scales(state, named[name], slot_name, np.asarray(value))
+                    arrays = [(slot_name, np.asarray(value))]
+                    replace_arrays(state, named[name], arrays, state.describe().slot_codecs)
                 else:
                     undo.assign(slot, np.asarray(value))
         for name, variable in named.items():
@@ -268,7 +266,7 @@ def claim_state(state: State, name: str, variable: Variable, undo: Undo) -> None
             continue
         if existing is None:
             state.waiting_slots.pop((slot_name, variable.name), None)
-            is_master = slot_name == MASTER and state.describe().masters is not None
+            is_master = slot_name == MASTER and state.describe().slot_codecs.masters is not None
             if is_master:  # which the variable will follow
                 undo.keep(variable)
                 undo.set(variable.identity, "behind", variable.identity.behind)
@@ -304,7 +302,7 @@ def check_form(state: OptimizerState) -> None:
 def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Variable]) -> None:
     """Raises TypeError or ValueError unless all of a saved state fits, and what waits already."""
     check_form(saved)
-    saved = _as_here(saved, state.describe(), variables)
+    saved = stored_as_here(saved, state.describe(), variables)
     what_is_saved = f'state of {saved["optimizer"]} "{saved["name"]}"'
     _check_slots(state, saved, variables, what_is_saved)
     _check_others(state, saved, variables, what_is_saved)
@@ -322,7 +320,7 @@ def _check_slots(
     for slot_name, by_variable in ((each, saved["slots"][each]) for each in names):
         if slot_name in beside:
             continue
-        is_ours = slot_name in known or (slot_name == MASTER and optimizer.masters)
+        is_ours = slot_name in known or (slot_name == MASTER and optimizer.slot_codecs.masters)
         if not is_ours and optimizer.lists_all and by_variable:
             raise ValueError(
                 f'{what_is_saved} has a slot "{slot_name}"; {optimizer.optimizer} '
@@ -511,12 +509,12 @@ def _check_slot(
     slot = state.slot(variable, slot_name)
     what = f'slot "{slot_name}" of "{name}"'
     described = state.describe()
-    if slot is not None and not (is_known and described.slot_codes):
+    if slot is not None and not (is_known and described.slot_codecs.codes):
         check_fits(value, what, slot.shape, slot.dtype)
     elif is_known:
         shape, dtype = variable.shape, variable.dtype
         check_fits(value, what, *_expected(described, slot_name, shape, dtype, value))
-    elif slot_name == MASTER and described.masters:
+    elif slot_name == MASTER and described.slot_codecs.masters:
         check_fits(value, what, variable.shape, np.dtype(np.float32))
 
 
@@ -528,20 +526,10 @@ def _expected(
     value: Array,
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Returns the shape and dtype of a slot that the optimizer lists, given its variable's."""
-    if optimizer.slot_codes is not None:
-        return stored_shape(optimizer.slot_codes, slot_name, shape, value)
-    of_rows = slot_name in optimizer.row_slots
-    own = dtype_of_slots(dtype, optimizer.masters, optimizer.slot_dtype)
-    return row_shape(shape) if of_rows else shape, own
-
-
-def _as_here(
-    saved: OptimizerState, optimizer: Description, variables: Mapping[str, Variable]
-) -> OptimizerState:
-    """Returns a saved state with slots as the optimizer here keeps them."""
-    saved = as_stored(saved, optimizer, variables)
-    saved = as_kept(saved, optimizer, variables)
-    return in_own_dtype(saved, optimizer, variables)
+    shape = row_shape(shape) if slot_name in optimizer.row_slots else shape
+    codecs = optimizer.slot_codecs
+    form = codecs.form(slot_name, shape, dtype, by_rows=value.ndim == 2)
+    return form.shape, form.dtype
 
 
 def _in_order(state: State, slot_names: Iterable[str]) -> list[str]:

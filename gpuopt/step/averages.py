@@ -14,8 +14,7 @@ from gpuopt.device import Device
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.moving_average import AVERAGE_WEIGHT
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.master_conversion import kept_dtype
-from gpuopt.state.masters import Masters
+from gpuopt.state.slot_codecs import Masters, kept_dtype
 from gpuopt.step.average_weights import AverageWeights
 from gpuopt.step.known import Batch, KnownGroups
 from gpuopt.step.row_checks import RowChecks

@@ -11,7 +11,7 @@ from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars
 from gpuopt.quietly import quietly
 from gpuopt.rules.slot_codes import SlotCodes
-from gpuopt.state.masters import Masters
+from gpuopt.state.slot_codecs import Masters, SlotCodecs
 from gpuopt.state.state import Range, SlotTable, State
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.rounding import StochasticRounding
@@ -40,6 +40,11 @@ class Hooks:
     slot_dtype: np.dtype[Any] | None = None
     rounding: StochasticRounding | None = None
     _name: str
+
+    @property
+    def slot_codecs(self) -> SlotCodecs:
+        """How slots are stored."""
+        return SlotCodecs(self.slot_codes, self.masters, self.slot_dtype)
 
     # What a subclass overrides.
 

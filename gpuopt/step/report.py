@@ -12,7 +12,7 @@ import numpy as np
 from gpuopt.backends import backend_for, gpu_backends, profiling_range, watching
 from gpuopt.device import Device
 from gpuopt.locks import Lock
-from gpuopt.state.masters import has_master
+from gpuopt.state.slot_codecs import has_master
 from gpuopt.state.state import State
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.updates import Updates
@@ -313,7 +313,7 @@ class reporting:
 def _bytes_stored(state: State, variable: Variable) -> int:
     """Returns the bytes of a variable and its slots that an update of all of it moves."""
     slots = 2 * sum(map(_size, state.slots_of(variable)))
-    masters = state.describe().masters
+    masters = state.describe().slot_codecs.masters
     if masters is None or not has_master(variable.dtype):
         return 2 * _size(variable) + slots
     # A remainder's copy has no memory of its own: the variable and the remainder are its halves.

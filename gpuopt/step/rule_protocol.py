@@ -12,7 +12,7 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.masters import Masters
+from gpuopt.state.slot_codecs import Masters, SlotCodecs
 from gpuopt.step.averages import FollowingAverages
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.known import KnownGroups
@@ -41,6 +41,9 @@ class RuleOptimizer(HookOptimizer, Protocol):
     slot_dtype: np.dtype[Any] | None
     rounding: StochasticRounding | None
     this_thread: ThisThread
+
+    @property
+    def slot_codecs(self) -> SlotCodecs: ...
 
     def _all_non_slot_names(self) -> list[str]: ...
 

@@ -18,13 +18,8 @@ from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.coded_slots import (
-    check_coded_variables,
-    create_coded_slots,
-    end_blocks_at_rows,
-)
 from gpuopt.state.masters import check_variables, master_or_own
-from gpuopt.state.slot_dtypes import check_no_doubles
+from gpuopt.state.slots import create_slots, end_blocks_at_rows
 from gpuopt.state.state import Created
 from gpuopt.step.averages import StepAverages
 from gpuopt.step.clips import CLIPPING_MAKES_NAN, Measurement, StepClips
@@ -191,15 +186,14 @@ class RuleUpdates:
             self._optimizer._check_groups(variables)
             if self._optimizer.masters is not None:
                 check_variables(state, variables, self._optimizer.masters)
-            if self._optimizer.slot_dtype is not None:
-                check_no_doubles(variables, self._optimizer.slot_dtype)
+            self._optimizer.slot_codecs.check_types(variables)
             if self._optimizer.rounding is not None and self._optimizer.masters is None:
                 check_not_float16(variables)
-            if codes is not None:
-                check_coded_variables(variables)
-                for table in tables:
-                    create = partial(create_coded_slots, state, table, codes, by_rows=True)
-                    self.created += state.collect_created(create)
+            if tables:
+                starts = dict.fromkeys(self._optimizer.rule.slots, 0.0)
+                shape_of = self._optimizer.rule.slot_shape
+                create = partial(create_slots, state, tables, starts, shape_of, by_rows=True)
+                self.created += state.collect_created(create)
             self.created += state.collect_created(lambda: self._optimizer._create_slots(variables))
             for part in unknown:
                 target_of, known = self._optimizer._target, self._optimizer.known
@@ -239,7 +233,7 @@ class RuleUpdates:
         state = self._optimizer.state
         version = state.version.number
         for table in tables:
-            end_blocks_at_rows(state, table, codes)
+            end_blocks_at_rows(state, table, self._optimizer.slot_codecs)
         if state.version.number != version:
             for part in self._parts:
                 part.group = None

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.rules.rounded import rounded
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.master_conversion import kept_dtype
+from gpuopt.state.slot_codecs import kept_dtype
 from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Batch
 from gpuopt.step.rows_behind import update_tables

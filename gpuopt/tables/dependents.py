@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gpuopt.backends import backend_for
 from gpuopt.optimizer import living_optimizers
 from gpuopt.state.accumulated import SUM
-from gpuopt.state.coded_slots import end_blocks_at_rows
+from gpuopt.state.slots import end_blocks_at_rows
 from gpuopt.state.state_dict import check_claim, claim_state
 from gpuopt.step.overlap import share_memory
 from gpuopt.variables.gate import undoing
@@ -61,8 +61,7 @@ def make_waiting_slots(variable: Variable) -> None:
         for optimizer in optimizers:
             optimizer.state.keep(undo)
             claim_state(optimizer.state, variable.name, variable, undo)
-            if optimizer.slot_codes is not None:
-                end_blocks_at_rows(optimizer.state, variable, optimizer.slot_codes)
+            end_blocks_at_rows(optimizer.state, variable, optimizer.slot_codecs)
 
     with undoing():
         optimizers = living_optimizers()

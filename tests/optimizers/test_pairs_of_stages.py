@@ -38,7 +38,7 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.device import Device
 from gpuopt.rules.rounded import BFLOAT16, key_of_step, round_at_random
 from gpuopt.rules.slot_codes import encoded, scales_shape
-from gpuopt.state.coded_slots import CodedSlot
+from gpuopt.state.slots import CodedSlot
 
 # The types of variables for which a stage is there; none stands for all.
 TYPES: dict[str, Sequence[Any]] = {
@@ -349,7 +349,7 @@ def _codes_of(slot: CodedSlot, values: Any = None) -> Any:
     codes, scales = slot.codes.numpy(), slot.scales.numpy()
     if values is not None:
         by_rows = scales.shape != scales_shape(codes.shape, by_rows=False)
-        codes, expected = encoded(np.float32(values), slot.coding, by_rows=by_rows)
+        codes, expected = encoded(np.float32(values), slot.codec.coding, by_rows=by_rows)
         np.testing.assert_allclose(scales, expected, rtol=4 * np.finfo(np.float32).eps)
     return codes.astype(np.int32)
 

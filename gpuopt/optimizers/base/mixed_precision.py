@@ -7,9 +7,9 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from gpuopt.choices import is_one_of
+from gpuopt.optimizers.base.slot_dtype import name_of_dtype
 from gpuopt.rules.slot_codes import SlotCodes
-from gpuopt.state.masters import Masters
-from gpuopt.state.slot_dtypes import name_of_dtype
+from gpuopt.state.slot_codecs import Masters
 
 
 def checked_masters(

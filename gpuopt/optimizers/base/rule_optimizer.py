@@ -33,11 +33,10 @@ from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.coded_conversion import described_codes
-from gpuopt.state.coded_slots import coded_slot, create_coded_slots
 from gpuopt.state.copies import Changes, of_state
-from gpuopt.state.masters import MASTER, create_master, has_master
-from gpuopt.state.slot_dtypes import SLOT_DTYPE, dtype_of_slots
+from gpuopt.state.masters import create_master
+from gpuopt.state.slot_codecs import MASTER, has_master
+from gpuopt.state.slots import coded_slot, create_slots
 from gpuopt.state.state import Range
 from gpuopt.step import additions
 from gpuopt.step.averages import following
@@ -435,7 +434,7 @@ class RuleOptimizer(Optimizer):
         codes = self.slot_codes
         if codes is None or name not in codes.slots:
             return super().get_slot(var, name)
-        coded: Any = coded_slot(self.state, as_variable(var), name, codes)
+        coded: Any = coded_slot(self.state, as_variable(var), name, self.slot_codecs)
         return cast("Variable | None", coded)
 
     def get_slot_names(self) -> list[str]:
@@ -445,7 +444,7 @@ class RuleOptimizer(Optimizer):
 
     def _stored_slots(self) -> Sequence[str]:
         """Returns the names that state has for what the rule's slots are stored in, in order."""
-        return self.rule.slots if self.slot_codes is None else list(self.slot_codes.stored)
+        return self.slot_codecs.array_names(self.rule.slots)
 
     def _non_slot_names_of_options(self) -> list[str]:
         return [] if self.rounding is None else [ROUNDED_STEPS]
@@ -462,9 +461,7 @@ class RuleOptimizer(Optimizer):
         return self._initial_slot_values().get(slot_name)
 
     def _all_slot_names(self) -> list[str]:
-        if self.slot_codes is not None:
-            return list(self.slot_codes.stored)
-        return list(self._initial_slot_values())
+        return self.slot_codecs.array_names(self._initial_slot_values())
 
     def _row_slot_names(self) -> Sequence[str]:
         return self.rule.row_slots
@@ -483,9 +480,7 @@ class RuleOptimizer(Optimizer):
             "rule": self.rule.name,
             **self.hyperparameters.to_save(),
             **({} if self.clips is None else {"clip_form": self.clips.form.name.lower()}),
-            **({} if self.slot_codes is None else described_codes(self.slot_codes)),
-            **({} if self.masters is None else {"masters": self.masters}),
-            **({} if self.slot_dtype is None else {SLOT_DTYPE: self.slot_dtype.name}),
+            **self.slot_codecs.described(),
             **({} if self.rounding is None else {"stochastic_rounding": self.rounding.seed}),
             **({"groups": of_groups} if of_groups else {}),
         }
@@ -527,17 +522,7 @@ class RuleOptimizer(Optimizer):
             ) from None
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
-        if self.slot_codes is not None:
-            for variable in var_list:
-                create_coded_slots(self.state, variable, self.slot_codes)
-            return
-        for slot_name, value in self._initial_slot_values().items():
-            for variable in var_list:
-                if self.state.slot(variable, slot_name) is None:
-                    shape = self.rule.slot_shape(slot_name, variable.shape)
-                    op_name = self._slot_op_name(slot_name)
-                    dtype = dtype_of_slots(variable.dtype, self.masters, self.slot_dtype)
-                    self.state.create_slot(variable, slot_name, op_name, value, shape, dtype)
+        create_slots(self.state, var_list, self._initial_slot_values(), self.rule.slot_shape)
         for variable in var_list:
             if self.masters is not None and has_master(variable.dtype):
                 create_master(self.state, variable)

@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.choices import is_one_of
 from gpuopt.rules.slot_codes import SlotCodes, SlotForm, slot_codes
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.coded_slots import stored_shape
+from gpuopt.state.slot_codecs import SlotCodecs
 from gpuopt.variables.variable import Variable
 
 SlotBits = Literal[8, 32]
@@ -45,9 +45,12 @@ def slot_codes_of(
         raise ValueError(f"{optimizer}: {error}") from None
 
 
-def check_coded_slot(codes: SlotCodes, slot_name: str, slot: Variable, variable: Variable) -> None:
+def check_coded_slot(
+    codecs: SlotCodecs, slot_name: str, slot: Variable, variable: Variable
+) -> None:
     """Raises ValueError if user code has put something else in the place of a slot's codes."""
-    shape, dtype = stored_shape(codes, slot_name, variable.shape, slot.unread_storage)
+    by_rows = slot.ndim == 2
+    shape, dtype, _ = codecs.form(slot_name, variable.shape, variable.dtype, by_rows=by_rows)
     if (slot.shape, slot.dtype, slot.device) != (shape, dtype, variable.device):
         raise ValueError(
             f'slot "{slot_name}" of "{variable.name}" is in 8 bits: it must be {dtype} of shape '

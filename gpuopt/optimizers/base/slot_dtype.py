@@ -10,7 +10,7 @@ from gpuopt.choices import is_one_of
 from gpuopt.rules.rounded import BFLOAT16
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.slot_dtypes import SlotDtype, name_of_dtype
+from gpuopt.state.slot_codecs import SlotDtype
 
 _TYPES: dict[str, np.dtype[Any]] = {each.name: each for each in (BFLOAT16, np.dtype(np.float32))}
 
@@ -46,3 +46,13 @@ def checked_slot_dtype(
     if problem:
         raise ValueError(f"slot_dtype={slot_dtype!r} cannot be had {problem}")
     return _TYPES[name]
+
+
+def name_of_dtype(given: Any) -> Any:
+    """Returns the name of a type, as `np.float32` or `np.dtype("float32")`; all else as it is."""
+    if not isinstance(given, type | np.dtype):  # an array or a number has a type, and is none
+        return given
+    try:
+        return np.dtype(given).name
+    except (TypeError, ValueError):  # it names none
+        return given

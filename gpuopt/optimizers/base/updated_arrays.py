@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from gpuopt.backends import Target
 from gpuopt.optimizers.base.slot_bits import check_coded_blocks, check_coded_slot
-from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.masters import MASTER, Masters, has_master
-from gpuopt.state.slot_dtypes import dtype_of_slots
+from gpuopt.state.slot_codecs import MASTER, SlotCodecs, has_master
 from gpuopt.state.split_masters import SplitPair, paired
 from gpuopt.state.state import State
 from gpuopt.variables.identity import Identity
@@ -23,12 +19,12 @@ class _Optimizer(Protocol):
     """What a `RuleOptimizer` says of its slots."""
 
     rule: UpdateRule
-    slot_codes: SlotCodes | None
-    masters: Masters | None
-    slot_dtype: np.dtype[Any] | None
 
     @property
     def state(self) -> State: ...
+
+    @property
+    def slot_codecs(self) -> SlotCodecs: ...
 
     def _stored_slots(self) -> Sequence[str]: ...
 
@@ -40,7 +36,7 @@ def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[I
         Its array, or its master copy's, and its slots'; whose they are; and what is beside a
         master copy: the variable itself, or the remainder. None if there is no copy.
     """
-    codes, masters = optimizer.slot_codes, optimizer.masters
+    codes, masters, _ = optimizer.slot_codecs
     slots = [checked_slot(optimizer, variable, name) for name in optimizer._stored_slots()]
     arrays = [slot.unread_storage for slot in slots]
     identities = [variable.identity, *(slot.identity for slot in slots)]
@@ -70,8 +66,9 @@ def checked_slot(optimizer: _Optimizer, variable: Variable, slot_name: str) -> V
             f'"{variable.name}" has no slot "{slot_name}", which the rule "{rule.name}" '
             "updates: _create_slots must make it"
         )
-    if optimizer.slot_codes is not None:
-        check_coded_slot(optimizer.slot_codes, slot_name, slot, variable)
+    codecs = optimizer.slot_codecs
+    if codecs.codes is not None:
+        check_coded_slot(codecs, slot_name, slot, variable)
         return slot
     what = f'slot "{slot_name}" of "{variable.name}"'
     expected = rule.slot_shape(slot_name, variable.shape)
@@ -83,10 +80,8 @@ def checked_slot(optimizer: _Optimizer, variable: Variable, slot_name: str) -> V
     if slot.device != variable.device:
         raise ValueError(f"{what} is on {slot.device}; the variable is on {variable.device}")
     # The CPU converts slots of another dtype; a kernel's table has one dtype for all.
-    is_master = slot_name == MASTER
-    own = None if is_master else optimizer.slot_dtype
-    dtype = dtype_of_slots(variable.dtype, optimizer.masters, own)
-    is_fixed = variable.device.kind == "gpu" or is_master or own is not None
+    dtype = codecs.form(slot_name, expected, variable.dtype).dtype
+    is_fixed = variable.device.kind == "gpu" or slot_name == MASTER or codecs.dtype is not None
     if slot.dtype != dtype and is_fixed:
         whose = "the variable's, " if dtype == variable.dtype else ""
         raise ValueError(

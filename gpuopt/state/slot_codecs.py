@@ -1,0 +1,237 @@
+"""How an optimizer stores its slots, and saved states of optimizers that store them otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from gpuopt.backends.backend import compute_type
+from gpuopt.codecs import Byte, Codec, Form, codec_of
+from gpuopt.quietly import quietly
+from gpuopt.rules.slot_codes import BLOCK, MAP, Coding, SlotCodes, scales_name
+from gpuopt.variables.storage import describe
+from gpuopt.variables.variable import FLOAT_DTYPES, Variable
+
+if TYPE_CHECKING:
+    from gpuopt.state.state import Description
+    from gpuopt.state.state_dict import OptimizerState
+
+Array = np.ndarray[Any, Any]
+SlotDtype = Literal["bfloat16", "float32"]
+Masters = Literal["float32", "remainder"]
+
+# The name of the slot of master copies.
+MASTER: Final = "master"
+
+_DOUBLE = np.dtype(np.float64)
+_SINGLES = FLOAT_DTYPES - {_DOUBLE}
+# Of what a state says about itself.
+_BITS, _BLOCK, _MAP, _CODINGS = "slot_bits", "slot_block", "slot_map", "slot_codings"
+_FORM, _MASTERS, _DTYPE = "slot_form", "masters", "slot_dtype"
+
+
+class SlotCodecs(NamedTuple):
+    """How an optimizer stores its slots.
+
+    Attributes:
+        codes: How they are stored in 8 bits; None if they are not.
+        masters: What master copies of 16-bit variables are; None if there are none.
+        dtype: The type of all slots; None if they have that of their variables, or of their master
+            copies.
+    """
+
+    codes: SlotCodes | None = None
+    masters: Masters | None = None
+    dtype: np.dtype[Any] | None = None
+
+    @property
+    def codings(self) -> dict[str, Coding]:
+        """What the codes of each slot stand for, if there are any."""
+        codes = self.codes
+        return {} if codes is None else dict(zip(codes.slots, codes.codings, strict=True))
+
+    def of(self, slot_name: str, dtype: np.dtype[Any], *, by_rows: bool = False) -> Codec:
+        """Returns the codec of a slot.
+
+        Args:
+            slot_name: The slot.
+            dtype: The variable's.
+            by_rows: Whether blocks of codes end at rows.
+        """
+        if self.codes is not None:
+            return Byte(self.codings[slot_name], by_rows)
+        own = None if slot_name == MASTER else self.dtype
+        real = np.dtype(compute_type(dtype))
+        return codec_of(kept_dtype(dtype, self.masters) if own is None else own, real)
+
+    def array_names(self, slot_names: Iterable[str]) -> list[str]:
+        """Lists the names that a state has for the arrays of all slots, in order."""
+        return list(slot_names) if self.codes is None else list(self.codes.stored)
+
+    def form(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        start: float = 0.0,
+        by_rows: bool = False,
+    ) -> Form:
+        """Returns the form of an array of a slot.
+
+        Args:
+            name: One of `array_names`.
+            shape: The slot's.
+            dtype: The variable's.
+            start: What the slot starts with, if it is no 0 in 8 bits.
+            by_rows: Whether blocks of codes end at rows, if there are rows.
+        """
+        if self.codes is None:
+            return self.of(name, dtype).forms(shape, start)[0]
+        forms: dict[str, Form] = {}
+        for slot_name in self.codes.slots:
+            codec = self.of(slot_name, dtype, by_rows=by_rows and len(shape) > 0)
+            names = slot_name, scales_name(slot_name)
+            forms.update(zip(names, codec.forms(shape), strict=True))
+        return forms[name]
+
+    def check_types(self, variables: Sequence[Variable]) -> None:
+        """Raises TypeError for variables whose slots would lose most of their digits."""
+        for variable in variables:
+            if variable.dtype == np.float64 and self.codes is not None:
+                raise TypeError(
+                    f'slot_bits=8: "{variable.name}" is float64, and its slots would have two '
+                    "digits: use float32, or an optimizer with slot_bits=32 for it"
+                )
+            if variable.dtype == np.float64 and self.dtype is not None:
+                raise TypeError(
+                    f'slot_dtype="{self.dtype}": "{variable.name}" is float64, and its slots would '
+                    "lose most of their digits: use float32, or an optimizer without slot_dtype "
+                    "for it"
+                )
+
+    def described(self) -> dict[str, Any]:
+        """Returns what a saved state says about its slots."""
+        said: dict[str, Any] = {}
+        if self.codes is not None:
+            codings = {name: each.name.lower() for name, each in self.codings.items()}
+            said = {_BITS: 8, _BLOCK: BLOCK, _MAP: MAP, _FORM: self.codes.form, _CODINGS: codings}
+        if self.masters is not None:
+            said[_MASTERS] = self.masters
+        if self.dtype is not None:
+            said[_DTYPE] = self.dtype.name
+        return said
+
+
+def has_master(dtype: np.dtype[Any]) -> bool:
+    """Whether a variable of this type gets a master copy: it has 16 bits."""
+    return dtype != np.dtype(compute_type(dtype))
+
+
+def kept_dtype(dtype: np.dtype[Any], masters: Masters | None) -> np.dtype[Any]:
+    """Returns the type of a variable's master copy; the variable's own if there is none."""
+    return dtype if masters is None else np.dtype(compute_type(dtype))
+
+
+def stored_as_here(
+    saved: OptimizerState, optimizer: Description, variables: Mapping[str, Variable]
+) -> OptimizerState:
+    """Returns a saved state with slots as an optimizer stores them.
+
+    Slots are decoded, and encoded again, where either run stores them in a type of its own. Where
+    both have the types of their variables, it is left to checks whether these agree.
+
+    Args:
+        saved: A state of the right form.
+        optimizer: How it stores slots, and which slots are its own: what wrappers keep beside them
+            is of types that do not follow from options.
+        variables: The variables that exist, by their names in the state. Of others, slots that are
+            of a type of their own become those of float32 ones.
+
+    Raises:
+        ValueError: the saved slots have blocks or a map that are not known, or are damaged.
+    """
+    given = saved["hyperparameters"]
+    said: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    here = optimizer.slot_codecs
+    slots = {name: dict(by_variable) for name, by_variable in saved["slots"].items()}
+    copies = slots.get(MASTER, {}) if said.get(_MASTERS) else {}
+    decoded = _decode(slots, said, here)
+    own = slots if optimizer.slot_names is None else optimizer.slot_names
+    others = {MASTER, *(scales_name(name) for name in here.codings)}
+    for slot_name in [name for name in slots if name in own and name not in others]:
+        for name, value in slots[slot_name].items():
+            array = np.asarray(value)
+            dtype = variables[name].dtype if name in variables else np.dtype(np.float32)
+            codec = here.of(slot_name, dtype)
+            is_apart = slot_name in decoded or bool(said.get(_DTYPE))
+            is_apart_here = here.dtype is not None
+            if here.masters is None:
+                is_apart |= name in copies
+            else:
+                is_apart_here |= dtype != _DOUBLE
+            names = [slot_name]
+            if isinstance(codec, Byte):
+                is_encoded = array.dtype.kind in "fV"
+                names.append(scales_name(slot_name))
+            else:
+                # Those of float64 variables pass to no other type.
+                is_encoded = array.dtype in _SINGLES and (is_apart or is_apart_here)
+            if is_encoded:
+                numbers = codec_of(array.dtype, codec.real).numbers([array])
+                stored = quietly(partial(codec.new_arrays, numbers))
+                for part, new in zip(names, stored, strict=True):
+                    slots.setdefault(part, {})[name] = new
+    if here.masters is None and said.get(_MASTERS):
+        slots.pop(MASTER, None)
+    for name, variable in variables.items():
+        if not has_master(variable.dtype):
+            copies.pop(name, None)
+    return {**saved, "slots": slots}
+
+
+def _decode(
+    slots: dict[str, dict[str, Any]], said: Mapping[str, Any], here: SlotCodecs
+) -> list[str]:
+    """Decodes those slots in place that are in 8 bits, and not here; returns their names."""
+    theirs = said.get(_CODINGS)
+    if theirs is None:
+        return []
+    found = [said.get(name) for name in (_BITS, _BLOCK, _MAP)]
+    if found != [8, BLOCK, MAP] or not isinstance(theirs, Mapping):
+        raise ValueError(
+            f"the saved slots are of {found[0]!r} bits, in blocks of {found[1]!r} by the map "
+            f"{found[2]!r}; this version of gpuopt reads those of 8 bits, in blocks of {BLOCK} "
+            f"by the map {MAP!r}"
+        )
+    ours = {name: each.name.lower() for name, each in here.codings.items()}
+    others = [name for name in theirs if ours.get(name) != theirs[name]]
+    for name in others:
+        scales = slots.pop(scales_name(name), {})
+        for of, value in slots.get(name, {}).items():
+            what = f'slot "{name}" of "{of}"'
+            slots[name][of] = decoded_array(value, scales.get(of), theirs[name], what)
+    return others
+
+
+def decoded_array(codes: Any, scales: Any, coding: str, what: str) -> Array:
+    """Returns the numbers of a saved slot in 8 bits.
+
+    Raises:
+        ValueError: what is saved is no such slot.
+    """
+    known = {each.name.lower(): each for each in Coding}
+    arrays = np.asarray(codes), np.asarray(scales)
+    shape, by_rows = arrays[0].shape, arrays[0].ndim > 0 and arrays[1].ndim == 2
+    codec = Byte(known.get(coding, Coding.SIGNED), by_rows)
+    expected = [(form.shape, form.dtype) for form in codec.forms(shape)]
+    if coding not in known or [(each.shape, each.dtype) for each in arrays] != expected:
+        raise ValueError(
+            f"{what} is saved in 8 bits as {coding!r}, of one of {sorted(known)}: codes of uint8 "
+            f"with scales of float32 {expected[1][0]}; it has codes {describe(codes)} and scales "
+            f"{describe(scales)}"
+        )
+    return codec.numbers(arrays)
