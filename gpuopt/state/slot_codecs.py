@@ -157,6 +157,8 @@ def stored_as_here(
     given = saved["hyperparameters"]
     said: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     here = optimizer.slot_codecs
+    if here == SlotCodecs() and not any(map(said.get, (_CODINGS, _MASTERS, _DTYPE))):
+        return saved
     slots = {name: dict(by_variable) for name, by_variable in saved["slots"].items()}
     copies = slots.get(MASTER, {}) if said.get(_MASTERS) else {}
     decoded = _decode(slots, said, here)
