@@ -195,41 +195,46 @@ inline long long end_of_part(long long first, long long end, long long size) {
   return part_end < end ? part_end : end;
 }
 
-// Adds up the values from sorted position `first` to before `end`, of one stretch, by its pieces.
-template <class Real>
-__attribute__((always_inline)) inline void sum_stretch(const RowValues<Real>& row, long long first,
-                                                       long long end, long long left,
-                                                       long long tile, Real* sum) {
+// Does what `sum_one_by_one` does, of the values from sorted position `first` on, for rows of
+// several pieces. `known_tile` is `tile` where the compiler is to know it, and else 0.
+template <long long known_tile, class Real>
+__attribute__((noinline)) void sum_one_piece(const RowValues<Real>& row, long long first,
+                                             long long end, long long left, long long tile,
+                                             Real* sum) {
+  if (known_tile > 0) tile = known_tile;
   const long long apart = row.begin - row.first;
-  long long next = end_of_part(first, end, piece_size);
-  sum_one_by_one(row, first + apart, next + apart, left, tile, sum);
-  while (next < end) {
-    Real piece[tile_width];
-    const long long begin = next;
-    next = end_of_part(begin, end, piece_size);
-    sum_one_by_one(row, begin + apart, next + apart, left, tile, piece);
-    for (long long i = 0; i < tile; ++i) sum[i] += piece[i];
+  Real total[tile_width];  // no other memory, as the compiler knows
+  sum_one_by_one(row, first + apart, end + apart, left, tile, total);
+  for (long long i = 0; i < tile; ++i) sum[i] = total[i];
+}
+
+// Adds up the values from sorted position `first` to before `end` by parts: by the pieces of a
+// stretch, or by stretches.
+template <bool by_pieces, class Real>
+__attribute__((noinline)) void sum_by_parts(const RowValues<Real>& row, long long first,
+                                            long long end, long long left, long long tile,
+                                            Real* sum) {
+  Real part[tile_width];
+  Real* to = sum;
+  while (first < end) {
+    const long long begin = first;
+    first = end_of_part(begin, end, by_pieces ? piece_size : stretch_size);
+    if constexpr (!by_pieces)
+      sum_by_parts<true>(row, begin, first, left, tile, to);
+    else if (tile == tile_width)
+      sum_one_piece<tile_width>(row, begin, first, left, tile, to);
+    else
+      sum_one_piece<0>(row, begin, first, left, tile, to);
+    if (to == part)
+      for (long long i = 0; i < tile; ++i) sum[i] += part[i];
+    to = part;
   }
 }
 
-// Adds up the values of a row that has several pieces; `known_tile` is `tile` where the compiler is
-// to know it, and else 0.
-template <long long known_tile, class Real>
-__attribute__((noinline)) void sum_pieces(const RowValues<Real>& row, long long left,
-                                          long long tile, Real* sum) {
-  if (known_tile > 0) tile = known_tile;
-  const long long end = row.first + (row.end - row.begin);
-  long long next = end_of_part(row.first, end, stretch_size);
-  Real total[tile_width];  // no other memory, as the compiler knows
-  sum_stretch(row, row.first, next, left, tile, total);
-  while (next < end) {
-    Real stretch[tile_width];
-    const long long begin = next;
-    next = end_of_part(begin, end, stretch_size);
-    sum_stretch(row, begin, next, left, tile, stretch);
-    for (long long i = 0; i < tile; ++i) total[i] += stretch[i];
-  }
-  for (long long i = 0; i < tile; ++i) sum[i] = total[i];
+// Adds up the values of a row that has several pieces.
+template <class Real>
+void sum_pieces(const RowValues<Real>& row, long long left, long long tile, Real* sum) {
+  sum_by_parts<false>(row, row.first, row.first + (row.end - row.begin), left, tile, sum);
 }
 
 // Whether a row's values are added up one by one: those of one piece, and two wherever they stand.
@@ -259,21 +264,18 @@ __attribute__((always_inline)) inline const Real* sum_values(const RowValues<Rea
                                                              long long left, long long tile,
                                                              Real* sum) {
   if (is_one_piece(row)) return sum_piece(row, left, tile, sum);
-  if (tile == tile_width)
-    sum_pieces<tile_width>(row, left, tile, sum);
-  else
-    sum_pieces<0>(row, left, tile, sum);
+  sum_pieces(row, left, tile, sum);
   return sum;
 }
 
 // Updates some columns of one row that has several pieces; see `update_tile`.
 template <class Rule, class Real, class Row>
-__attribute__((noinline)) void update_by_pieces(
+__attribute__((noinline, noclone)) void update_by_pieces(
     const Row& row, Real* var, const Slots<Rule, Real>& slots, const RowValues<Real>& values,
     long long left, long long tile, const typename Rule::template Scalars<Real>& scalars) {
   Real sum[tile_width];
-  const Real* const grad = sum_values(values, left, tile, sum);
-  row.template update<Rule>(var, slots, grad, tile, scalars);
+  sum_pieces(values, left, tile, sum);
+  row.template update<Rule>(var, slots, sum, tile, scalars);
 }
 
 // Updates some columns of one row, from `left` on, by the sum of its values. The variable and the

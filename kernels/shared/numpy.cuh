@@ -13,12 +13,12 @@ GPUOPT_INLINE Real infinity() {
   return Real(1) / Real(0);
 }
 
-#define GPUOPT_OF_ONE(name, function)                            \
-  GPUOPT_INLINE float name(float x) { return ::function##f(x); } \
-  GPUOPT_INLINE double name(double x) { return ::function(x); }
-#define GPUOPT_OF_TWO(name, function)                                        \
-  GPUOPT_INLINE float name(float x, float y) { return ::function##f(x, y); } \
-  GPUOPT_INLINE double name(double x, double y) { return ::function(x, y); }
+#define GPUOPT_OF_ONE(name, function)                                    \
+  GPUOPT_INLINE float name(float x) { return GPUOPT_C(function##f)(x); } \
+  GPUOPT_INLINE double name(double x) { return GPUOPT_C(function)(x); }
+#define GPUOPT_OF_TWO(name, function)                                                \
+  GPUOPT_INLINE float name(float x, float y) { return GPUOPT_C(function##f)(x, y); } \
+  GPUOPT_INLINE double name(double x, double y) { return GPUOPT_C(function)(x, y); }
 
 GPUOPT_OF_ONE(arccos, acos)
 GPUOPT_OF_ONE(arccosh, acosh)
@@ -56,7 +56,7 @@ GPUOPT_OF_TWO(power, pow)
 #undef GPUOPT_OF_ONE
 #undef GPUOPT_OF_TWO
 
-GPUOPT_INLINE double float_power(double x, double y) { return ::pow(x, y); }
+GPUOPT_INLINE double float_power(double x, double y) { return GPUOPT_C(pow)(x, y); }
 
 GPUOPT_INLINE float absolute(float x) { return gpuopt::absolute(x); }
 GPUOPT_INLINE double absolute(double x) { return gpuopt::absolute(x); }
@@ -95,8 +95,8 @@ GPUOPT_INLINE Integer floor_divide(Integer x, Integer y) {
 GPUOPT_INLINE Integer remainder(Integer x, Integer y) {
   return y == 0 ? 0 : x - floor_divide(x, y) * y;
 }
-GPUOPT_INLINE float truncated_rest(float x, float y) { return ::fmodf(x, y); }
-GPUOPT_INLINE double truncated_rest(double x, double y) { return ::fmod(x, y); }
+GPUOPT_INLINE float truncated_rest(float x, float y) { return GPUOPT_C(fmodf)(x, y); }
+GPUOPT_INLINE double truncated_rest(double x, double y) { return GPUOPT_C(fmod)(x, y); }
 template <class Real>
 GPUOPT_INLINE Real remainder(Real x, Real y) {
   const Real rest = truncated_rest(x, y);
