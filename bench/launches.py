@@ -37,8 +37,8 @@ _SAMPLES, _SAMPLE_S = 7, 0.07
 _NUM_GROUPS = 40
 # Stages of variables in bfloat16.
 _OF_BFLOAT16 = {"bfloat16", "masters", "remainders", "rounding"}
-# By their names in C++.
-_BYTES = {"float": 4, "__nv_bfloat16": 2, "Split": 2}
+# By their names in those of programs, of which one is part of another.
+_BYTES = {"nv_bfloat16": 2, "float": 4, "Split": 2}
 _SLOTS = {"adam": 2, "lars": 1}
 # A byte, and the scale of 256 of them.
 _CODE_BYTES = 1 + 4 / 256
@@ -155,38 +155,45 @@ def main() -> None:
 
 def _bytes_moved(kernel: str) -> float:
     """Returns what a kernel reads and writes for each element, by the types in its name."""
-    function, _, arguments = kernel.partition("<")
-    # A traced rule's name ends with a digest.
-    names = re.findall(r"(\w+?)(?:_[0-9a-f]{8})?\b", arguments)
+    function, _, argument = kernel.partition("<")
+    rule, of_types = _split(argument)
+    names = re.findall("|".join((*_BYTES, "Copied")), of_types)
     types = [_BYTES[name] for name in names if name in _BYTES]
     if function.startswith("measure"):
-        return _bytes_measured(names, types)
+        return _bytes_measured(rule, names, types)
     # A type for all, or those of the variable, slots, gradient, and what is beside it.
     var, slot, gradient, *beside = types if len(types) > 1 else types * 3
-    words = {word for name in names for word in name.split("_")}  # of a rule and its stages
+    words = rule.split("_")  # of a rule and its stages
     slots: float = sum(_SLOTS.get(word, 0) for word in words)
     slots *= _CODE_BYTES if "coded" in function else slot
     if function.startswith("sum_"):  # a cautious rule's: steps depend on no variable, or average
         return gradient + slots
     if "averaged" in words:  # the average of 16 bits is of 32
         slots += max(var, 4)
-    is_begun = "begin_sum" in names  # the first of accumulated gradients: no sum is read
+    is_begun = "begin_sum" in rule  # the first of accumulated gradients: no sum is read
     is_copy = "Copied" in names  # of the master, and not read
     return gradient + 2 * slots + var * (2 - is_begun) + sum(beside) * (2 - is_copy)
 
 
-def _bytes_measured(names: Sequence[str], types: Sequence[int]) -> float:
+def _split(argument: str) -> tuple[str, str]:
+    """Returns the rule that a kernel's argument is named after, and the types."""
+    found = re.match(r"(\w+?)_[0-9a-f]{8}_(\w+)_[0-9a-f]{8}\b", argument)
+    return found.groups() if found else ("", argument)  # type: ignore[return-value]
+
+
+def _bytes_measured(rule: str, names: Sequence[str], types: Sequence[int]) -> float:
     """Returns what is moved of gradients, of variables, and of sums that gradients are added to.
 
     Args:
-        names: What the kernel is a template of: the rule, if variables are read, and types.
+        rule: The rule, if variables are read.
+        names: Those of the types.
         types: The bytes of types: of the storage, and of what is added, if anything is.
     """
     num_stored, var, gradient = 1, 0, types[0]
-    if "Mixed" in names:  # the whole of a variable that is kept in two parts
+    if rule and len(types) > 2:  # the whole of a variable that is kept in two parts
         num_stored, gradient = 3 + ("Copied" in names) + ("Split" in names), types[2]
         var = types[0] + 2 * ("Split" in names)
-    elif names[0] not in _BYTES:
+    elif rule:
         var = types[0]
     added = types[num_stored:]
     return var + gradient * (2 if added else 1) + sum(added)

@@ -62,20 +62,21 @@ __global__ void __launch_bounds__(clip_threads)
 }
 
 // Adds the squares of gradients to a norm. The last launch of a step also makes results: `results`
-// is null before. `parts` is for a number of each chunk. With a type `Given`, the gradients are of
-// it: they are added to sums, which are measured instead.
-template <class Storage, class Given = AsTheyAre>
+// is null before. `parts` is for a number of each chunk. If `Types::Given` is not AsTheyAre, the
+// gradients are of that type: they are added to sums, which are measured instead.
+template <class Types>
 __global__ void __launch_bounds__(clip_threads, 2)
     measure(const __grid_constant__ ClippedArray only, const ClippedArray* __restrict__ arrays,
             long long num_arrays, long long num_chunks, const __grid_constant__ Adding adding,
             double* parts, const __grid_constant__ ClipTotals totals,
             const __grid_constant__ ClipRule rule, ClipResult* results) {
-  sum_chunks<Storage, Given, true>(only, arrays, num_arrays, num_chunks, adding, parts);
+  sum_chunks<StorageOf<Types>, typename Types::Given, true>(only, arrays, num_arrays, num_chunks,
+                                                            adding, parts);
   finish_sums(parts, num_chunks, totals, rule, results);
 }
 
 // The same; the last launch of a step also decides about it.
-template <class Storage, class Given = AsTheyAre>
+template <class Types>
 __global__ void __launch_bounds__(clip_threads, 2)
     measure_and_decide(const __grid_constant__ ClippedArray only,
                        const ClippedArray* __restrict__ arrays, long long num_arrays,
@@ -83,7 +84,8 @@ __global__ void __launch_bounds__(clip_threads, 2)
                        const __grid_constant__ ClipTotals totals,
                        const __grid_constant__ ClipRule rule, ClipResult* results,
                        const __grid_constant__ LossDecision decision) {
-  sum_chunks<Storage, Given, true>(only, arrays, num_arrays, num_chunks, adding, parts, decision);
+  sum_chunks<StorageOf<Types>, typename Types::Given, true>(only, arrays, num_arrays, num_chunks,
+                                                            adding, parts, decision);
   finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 

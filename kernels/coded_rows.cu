@@ -6,8 +6,8 @@
 namespace gpuopt {
 
 // The addresses of a variable, of its slots' codes and of their scales, passed by value.
-template <class Rule>
-using CodedArraysOf = Arrays<num_coded_arrays<Rule>>;
+template <class Program>
+using CodedArraysOf = Arrays<num_coded_arrays<Program>>;
 
 // Sums the gradients of a run for the elements of a lane.
 template <class Stored, class Key>
@@ -38,23 +38,25 @@ __device__ __forceinline__ void sum_run_of_lane(const Stored* grad, bool is_pack
 }
 
 // Applies the rule to each touched row and the sum of its gradients. The arguments are those of
-// `sparse_update_of_groups`: a row has row_width codes, and as many scales as blocks.
-template <class Rule, int codings, class Storage, class Key>
+// `sparse_update`: a row has row_width codes, and as many scales as blocks.
+template <class Program>
 __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gradient,
                                   const TableGradient* __restrict__ gradients, long long num_tables,
-                                  const __grid_constant__ CodedArraysOf<Rule> only_arrays,
-                                  const long long* __restrict__ arrays, const SortedRows<Key> rows,
+                                  const __grid_constant__ CodedArraysOf<Program> only_arrays,
+                                  const long long* __restrict__ arrays,
+                                  const SortedRows<KeyOf<Program>> rows,
                                   const float* __restrict__ parts, long long row_width,
-                                  const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
-                                  const Scalars<Rule, Storage>* __restrict__ many_scalars,
+                                  const __grid_constant__ GivenOf<Program> scalars,
+                                  const ScalarsOf<Program>* __restrict__ many_scalars,
                                   unsigned int* touched, const unsigned int* __restrict__ words,
                                   const unsigned long long* __restrict__ refused) {
+  using Key = KeyOf<Program>;
   if (*refused != 0) return;
-  const SlotTables* slot_tables = shared_tables<codings>(words);
+  const SlotTables* slot_tables = shared_tables<Program>(words);
   const Tables tables = {only_gradient, gradients, num_tables};
   const Lanes lanes(lanes_of_block(row_width));
   const Parts<const float> all(parts, rows.num_rows, row_width);
-  const ScalarsOfGroups<Rule, Storage> scalars_of = {few_scalars, many_scalars};
+  const GroupScalars<Program> every = {scalars, many_scalars};
   const long long per_row = blocks_of_row(row_width);
   for (long long i = lanes.group; i < rows.num_rows * per_row; i += lanes.num_groups) {
     const long long begin = per_row == 1 ? i : i / per_row;
@@ -63,10 +65,10 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
     const long long row = static_cast<long long>(key);
     const long long number = i - begin * per_row;
     const long long table = num_tables == 1 ? 0 : tables.number_of(key);
-    const StoredGradient<Storage>* grad = tables.values_of<StoredGradient<Storage>>(table);
-    const CodedTarget<Rule, Storage> target =
-        num_tables == 1 ? CodedTarget<Rule, Storage>(only_arrays.of)
-                        : CodedTarget<Rule, Storage>(arrays + table * num_coded_arrays<Rule>);
+    const GradientOf<Program>* grad = tables.values_of<GradientOf<Program>>(table);
+    const CodedTarget<Program> target =
+        num_tables == 1 ? CodedTarget<Program>(only_arrays.of)
+                        : CodedTarget<Program>(arrays + table * num_coded_arrays<Program>);
     const LanePart part(row * per_row + number, row, number * block_codes, row_width, lanes);
     const bool has_rows = (row_width % lane_codes == 0) & part.is_packed();
     const bool is_packed = has_rows && target.has_packs();
@@ -75,8 +77,8 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
     float sum[lane_codes];
     sum_run_of_lane(grad, has_rows && is_pack_aligned(grad), rows, all,
                     static_cast<unsigned int>(begin), part, sum);
-    CodedState<Rule, Storage, codings> state(target, is_packed, part, lanes);
-    state.update(slot_tables, sum, part.count, scalars_of(table));
+    CodedState<Program> state(target, is_packed, part, lanes);
+    state.update(slot_tables, sum, part.count, every.of(table));
     state.store_to(target, is_packed, slot_tables, part, lanes);
     if (touched != nullptr && number == 0 && lanes.lane == 0) {
       atomicAnd(&touched[word_of(row)], ~bit_of(row));
@@ -84,15 +86,21 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
   }
 }
 
-// Applies the rule, with a gradient of 0, to the rows whose bit in `touched` is not set.
-template <class Rule, int codings, class Storage>
-__device__ __forceinline__ void update_other_blocks(const CodedArraysOf<Rule>& arrays,
-                                                    long long size, long long row_width,
-                                                    const Scalars<Rule, Storage>& scalars,
-                                                    const unsigned int* touched,
-                                                    const unsigned int* words) {
-  const SlotTables* slot_tables = shared_tables<codings>(words);
-  const CodedTarget<Rule, Storage> target(arrays.of);
+// Applies the rule, with a gradient of 0, to the rows whose bit in `touched` is not set; see
+// `update_other_rows` for the arguments.
+template <class Program>
+__global__ void update_other_coded_rows(const __grid_constant__ CodedArraysOf<Program> arrays,
+                                        long long size, long long row_width,
+                                        const __grid_constant__ GivenOf<Program> scalars,
+                                        const ScalarsOf<Program>* __restrict__ many_scalars,
+                                        long long table, const unsigned int* __restrict__ touched,
+                                        const unsigned int* __restrict__ words,
+                                        const unsigned long long* __restrict__ refused) {
+  if (*refused != 0) return;
+  const GroupScalars<Program> every = {scalars, many_scalars};
+  const auto& given = every.given(table);
+  const SlotTables* slot_tables = shared_tables<Program>(words);
+  const CodedTarget<Program> target(arrays.of);
   const bool has_packs = target.has_packs();
   const Lanes lanes(lanes_of_block(row_width));
   const long long per_row = blocks_of_row(row_width);
@@ -102,36 +110,11 @@ __device__ __forceinline__ void update_other_blocks(const CodedArraysOf<Rule>& a
     if (touched[word_of(row)] & bit_of(row)) continue;
     const LanePart part(block, row, (block - row * per_row) * block_codes, row_width, lanes);
     const bool is_packed = part.is_packed() && has_packs;
-    CodedState<Rule, Storage, codings> state(target, is_packed, part, lanes);
+    CodedState<Program> state(target, is_packed, part, lanes);
     const float zero[lane_codes] = {};
-    state.update(slot_tables, zero, part.count, scalars);
+    state.update(slot_tables, zero, part.count, given);
     state.store_to(target, is_packed, slot_tables, part, lanes);
   }
-}
-
-template <class Rule, int codings, class Storage>
-__global__ void update_other_coded_rows(const __grid_constant__ CodedArraysOf<Rule> arrays,
-                                        long long size, long long row_width,
-                                        const __grid_constant__ Scalars<Rule, Storage> scalars,
-                                        const unsigned int* __restrict__ touched,
-                                        const unsigned int* __restrict__ words,
-                                        const unsigned long long* __restrict__ refused) {
-  if (*refused != 0) return;
-  update_other_blocks<Rule, codings, Storage>(arrays, size, row_width, scalars, touched, words);
-}
-
-// The same of table number `table`, as `update_other_rows_of_groups` does.
-template <class Rule, int codings, class Storage>
-__global__ void update_other_coded_rows_of_groups(
-    const __grid_constant__ CodedArraysOf<Rule> arrays, long long size, long long row_width,
-    const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
-    const Scalars<Rule, Storage>* __restrict__ many_scalars, long long table,
-    const unsigned int* __restrict__ touched, const unsigned int* __restrict__ words,
-    const unsigned long long* __restrict__ refused) {
-  if (*refused != 0) return;
-  const ScalarsOfGroups<Rule, Storage> scalars_of{few_scalars, many_scalars};
-  update_other_blocks<Rule, codings, Storage>(arrays, size, row_width, scalars_of.given(table),
-                                              touched, words);
 }
 
 }  // namespace gpuopt

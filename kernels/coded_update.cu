@@ -1,20 +1,19 @@
 // Applies one rule to every element of many variables whose slots are in 8 bits. Where the rule
 // needs sums over each variable, a kernel before it computes them.
-#include "shared/chunks.cuh"
 #include "shared/coded_blocks.cuh"
 #include "shared/variable_sums.cuh"
 
 namespace gpuopt {
 
-template <class Rule>
-using CodedVariableOf = CodedVariable<num_coded_arrays<Rule>>;
+template <class Program>
+using CodedVariableOf = CodedVariable<num_coded_arrays<Program>>;
 
 // The blocks of a chunk. The lanes that share them have `chunk_size` elements, a few of which are
 // not there where blocks are short.
-template <class Rule, class Storage>
+template <class Program>
 struct BlocksOfChunk {
-  CodedTarget<Rule, Storage> target;
-  const StoredGradient<Storage>* grad;
+  CodedTarget<Program> target;
+  const GradientOf<Program>* grad;
   Lanes lanes;
   long long width;
   long long per_row;  // blocks
@@ -22,11 +21,11 @@ struct BlocksOfChunk {
   long long end;
   bool is_one_row;
 
-  __device__ __forceinline__ BlocksOfChunk(const CodedVariableOf<Rule>& variable,
+  __device__ __forceinline__ BlocksOfChunk(const CodedVariableOf<Program>& variable,
                                            unsigned int number, long long chunk_size,
                                            long long gradient)
       : target(variable.arrays),
-        grad(reinterpret_cast<const StoredGradient<Storage>*>(gradient)),
+        grad(reinterpret_cast<const GradientOf<Program>*>(gradient)),
         lanes(lanes_of_block(variable.width)),
         width(variable.width),
         per_row(blocks_of_row(variable.width)),
@@ -39,8 +38,8 @@ struct BlocksOfChunk {
 
   // Calls `visit` with the state of a lane's elements, their gradient, where they are, and whether
   // they are packs of the variable and its codes.
-  template <int codings, class Visit>
-  __device__ __forceinline__ void visit(const SlotTables* tables, const Visit& visit_part) const {
+  template <class Visit>
+  __device__ __forceinline__ void visit(const Visit& visit_part) const {
     const bool has_packs = target.has_packs();
     const bool has_grad_packs = is_pack_aligned(grad);
     const int at_once = static_cast<int>(blockDim.x) / lanes.num_lanes;
@@ -48,10 +47,10 @@ struct BlocksOfChunk {
       const long long row = is_one_row ? 0 : block / per_row;
       const LanePart part(block, row, (block - row * per_row) * block_codes, width, lanes);
       const bool is_packed = part.is_packed();
-      StoredGradient<Storage> stored[lane_codes];
+      GradientOf<Program> stored[lane_codes];
       load_lane<Caching::evict_first>(grad + part.begin, part.count, is_packed & has_grad_packs,
                                       stored);
-      CodedState<Rule, Storage, codings> state(target, is_packed & has_packs, part, lanes);
+      CodedState<Program> state(target, is_packed & has_packs, part, lanes);
       float gradient[lane_codes];
 #pragma unroll
       for (int k = 0; k < lane_codes; ++k) gradient[k] = static_cast<float>(stored[k]);
@@ -62,9 +61,9 @@ struct BlocksOfChunk {
 
 // Calls `visit` with each chunk of this block: its number, the variable's number, and its blocks.
 // The arguments are those of `visit_chunks` in dense_update.cu.
-template <class Rule, class Storage, class Visit>
+template <class Program, class Visit>
 __device__ __forceinline__ void visit_coded_chunks(
-    const CodedVariableOf<Rule>* __restrict__ variables, const Chunk* __restrict__ chunks,
+    const CodedVariableOf<Program>* __restrict__ variables, const Chunk* __restrict__ chunks,
     long long num_chunks, long long chunk_size, const long long* __restrict__ grads,
     const FewGradients& few_grads, const Visit& visit) {
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
@@ -72,68 +71,61 @@ __device__ __forceinline__ void visit_coded_chunks(
     const long long gradient =
         grads == nullptr ? few_grads.of[chunk.variable] : __ldg(&grads[chunk.variable]);
     visit(c, chunk.variable,
-          BlocksOfChunk<Rule, Storage>(variables[chunk.variable], chunk.number, chunk_size,
-                                       gradient));
+          BlocksOfChunk<Program>(variables[chunk.variable], chunk.number, chunk_size, gradient));
   }
 }
 
-// Updates variables of several groups, as `dense_update_of_groups` does. `words` are those of
-// `SlotTables`, of both maps.
-template <class Rule, int codings, class Storage>
+// Updates variables; see `dense_update` for the arguments. `words` are those of `SlotTables`, of
+// both maps.
+template <class Program>
 __global__ void __launch_bounds__(dense_threads)
-    coded_update(const CodedVariableOf<Rule>* __restrict__ variables, long long num_variables,
+    coded_update(const CodedVariableOf<Program>* __restrict__ variables, long long num_variables,
                  const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
                  const long long* __restrict__ grads,
                  const __grid_constant__ FewGradients few_grads,
                  const long long* __restrict__ groups,
-                 const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
-                 const Scalars<Rule, Storage>* __restrict__ many_scalars,
+                 const __grid_constant__ GivenOf<Program> scalars,
+                 const ScalarsOf<Program>* __restrict__ many_scalars,
                  const unsigned int* __restrict__ words,
                  const unsigned long long* __restrict__ refused) {
   if (*refused != 0) return;
-  const SlotTables* tables = shared_tables<codings>(words);
-  visit_coded_chunks<Rule, Storage>(
+  const GroupScalars<Program> every = {scalars, many_scalars};
+  const SlotTables* tables = shared_tables<Program>(words);
+  visit_coded_chunks<Program>(
       variables, chunks, num_chunks, chunk_size, grads, few_grads,
-      [&](long long, unsigned int variable, const BlocksOfChunk<Rule, Storage>& blocks) {
-        const Scalars<Rule, Storage> scalars =
-            scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars);
-        blocks.template visit<codings>(
-            tables, [&](auto& state, const auto& gradient, const LanePart& part, bool is_packed) {
-              state.update(tables, gradient, part.count, scalars);
-              state.store_to(blocks.target, is_packed, tables, part, blocks.lanes);
-            });
+      [&](long long, unsigned int variable, const BlocksOfChunk<Program>& blocks) {
+        const ScalarsOf<Program>& given = every.of_variable(variable, groups);
+        blocks.visit([&](auto& state, const auto& gradient, const LanePart& part, bool is_packed) {
+          state.update(tables, gradient, part.count, given);
+          state.store_to(blocks.target, is_packed, tables, part, blocks.lanes);
+        });
       });
 }
 
 // Writes the scalars of each variable, with what the rule sums over it, as `sum_terms` does.
-template <class Rule, int codings, class Storage>
-__global__ void __launch_bounds__(dense_threads)
-    sum_coded_terms(const CodedVariableOf<Rule>* __restrict__ variables, long long num_variables,
-                    const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
-                    const long long* __restrict__ grads,
-                    const __grid_constant__ FewGradients few_grads,
-                    const long long* __restrict__ groups,
-                    const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
-                    const Scalars<Rule, Storage>* __restrict__ many_scalars,
-                    const unsigned int* __restrict__ words,
-                    const long long* __restrict__ first_chunks, double* parts,
-                    unsigned int* num_done, int first_sum,
-                    Scalars<Rule, Storage>* __restrict__ of_variables,
-                    const unsigned long long* __restrict__ refused) {
+template <class Program>
+__global__ void __launch_bounds__(dense_threads) sum_coded_terms(
+    const CodedVariableOf<Program>* __restrict__ variables, long long num_variables,
+    const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
+    const long long* __restrict__ grads, const __grid_constant__ FewGradients few_grads,
+    const long long* __restrict__ groups, const __grid_constant__ GivenOf<Program> scalars,
+    const ScalarsOf<Program>* __restrict__ many_scalars, const unsigned int* __restrict__ words,
+    const long long* __restrict__ first_chunks, double* parts, unsigned int* num_done,
+    int first_sum, ScalarsOf<Program>* __restrict__ of_variables,
+    const unsigned long long* __restrict__ refused) {
   if (*refused != 0) return;
-  const VariableSums<Rule, Storage> sums = {first_chunks, parts, num_done, first_sum, of_variables};
-  const SlotTables* tables = shared_tables<codings>(words);
-  visit_coded_chunks<Rule, Storage>(
+  const GroupScalars<Program> every = {scalars, many_scalars};
+  const VariableSums<Program> sums = {first_chunks, parts, num_done, first_sum, of_variables};
+  const SlotTables* tables = shared_tables<Program>(words);
+  visit_coded_chunks<Program>(
       variables, chunks, num_chunks, chunk_size, grads, few_grads,
-      [&](long long chunk, unsigned int variable, const BlocksOfChunk<Rule, Storage>& blocks) {
-        const Scalars<Rule, Storage> scalars =
-            scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars);
-        float mine[Rule::num_sums] = {};
-        blocks.template visit<codings>(
-            tables, [&](const auto& state, const auto& gradient, const LanePart& part, bool) {
-              state.add_terms(tables, gradient, part.count, scalars, mine);
-            });
-        sums.finish_chunk(chunk, variable, mine, groups, few_scalars, many_scalars);
+      [&](long long chunk, unsigned int variable, const BlocksOfChunk<Program>& blocks) {
+        const ScalarsOf<Program>& given = every.of_variable(variable, groups);
+        float mine[Program::num_sums] = {};
+        blocks.visit([&](const auto& state, const auto& gradient, const LanePart& part, bool) {
+          state.add_terms(tables, gradient, part.count, given, mine);
+        });
+        sums.finish_chunk(chunk, variable, mine, every, groups);
       });
 }
 

@@ -2,6 +2,7 @@
 // these gradients, by the same launch.
 #include "shared/added_gradients.cuh"
 #include "shared/loss_scaling.cuh"
+#include "shared/update.cuh"
 #include "shared/variable_sums.cuh"
 
 namespace gpuopt {
@@ -10,17 +11,21 @@ struct NoSlots : RuleDefaults {
   static constexpr int num_slots = 0;
 };
 
+// A program's variables without their slots.
+template <class Program>
+using VariablesOf = WithTypesOf<NoSlots, Program>;
+
 // Loads what a rule computes with, of a pack of weights from `at` on, those past the end as 0.
-template <class Storage, int count>
-__device__ __forceinline__ void load_weights(const Target<NoSlots, Storage>& target, int at,
-                                             int size, Compute<Storage> (&weights)[count]) {
-  constexpr int at_once = pack_size<Storage>;
+template <class Program, int count>
+__device__ __forceinline__ void load_weights(const Target<VariablesOf<Program>>& target, int at,
+                                             int size, RealOf<Program> (&weights)[count]) {
+  constexpr int at_once = pack_of<Program>;
   static_assert(count % at_once == 0, "a pack of the widest type is of the fewest elements");
   const bool is_packed = target.is_pack_aligned() && at + count <= size;
 #pragma unroll
   for (int begin = 0; begin < count; begin += at_once) {
     if (is_packed) {
-      Weights<Storage, at_once> pack;
+      Weights<Program, at_once> pack;
       pack.load_from(target, at + begin);
 #pragma unroll
       for (int k = 0; k < at_once; ++k) weights[begin + k] = pack.get(k);
@@ -30,7 +35,7 @@ __device__ __forceinline__ void load_weights(const Target<NoSlots, Storage>& tar
     for (int k = begin; k < begin + at_once; ++k) {
       weights[k] = 0;
       if (at + k >= size) continue;
-      Weights<Storage, 1> one;
+      Weights<Program, 1> one;
       one.load_from(target, at + k);
       weights[k] = one.get(0);
     }
@@ -38,54 +43,55 @@ __device__ __forceinline__ void load_weights(const Target<NoSlots, Storage>& tar
 }
 
 // What is summed over a chunk.
-template <class Rule, class Storage>
+template <class Program>
 struct InputSums {
-  using Real = Compute<Storage>;
+  using Real = RealOf<Program>;
 
-  Real squares;                // of the gradient, as `sum_chunk` in clip.cu adds them up
-  Real terms[Rule::num_sums];  // of the rule
+  Real squares;                   // of the gradient, as `sum_chunk` in clip.cu adds them up
+  Real terms[Program::num_sums];  // of the rule
 
   // Whether a float holds all sums.
   __device__ __forceinline__ bool are_finite() const {
     bool are = isfinite(squares);
 #pragma unroll
-    for (int k = 0; k < Rule::num_sums; ++k) are &= isfinite(terms[k]);
+    for (int k = 0; k < Program::num_sums; ++k) are &= isfinite(terms[k]);
     return are;
   }
 };
 
 // Returns the sums over a chunk, whose gradient is multiplied by `by` before, to all threads of the
 // block. What the rule sums is of the gradient within [-bound, bound].
-template <class Rule, class Storage, class Decision, class Chunk>
-__device__ __forceinline__ InputSums<Rule, Storage> sum_inputs(
-    const Chunk& chunk, const Target<NoSlots, Storage>& target, Compute<Storage> bound,
-    Compute<Storage> by) {
-  using Real = Compute<Storage>;
-  using Gradient = StoredGradient<Storage>;
+template <class Program, class Decision, class Chunk>
+__device__ __forceinline__ InputSums<Program> sum_inputs(const Chunk& chunk,
+                                                         const Target<VariablesOf<Program>>& target,
+                                                         RealOf<Program> bound,
+                                                         RealOf<Program> by) {
+  using Real = RealOf<Program>;
+  using Gradient = GradientOf<Program>;
   constexpr int pack = pack_size<Gradient>;
-  constexpr int num_sums = Rule::num_sums;
-  const Scalars<Rule, Storage> none = {};  // terms of inputs depend on none
+  constexpr int num_sums = Program::num_sums;
+  const ScalarsOf<Program> none = {};  // terms of inputs depend on none
   Real places[pack] = {};
   Real mine[num_sums] = {};
   for (int i = threadIdx.x * pack; i < chunk.size; i += clip_threads * pack) {
     Elements<Gradient, pack> elements;
     chunk.load(i, elements);
     Real weights[pack];
-    load_weights(target, i, chunk.size, weights);
+    load_weights<Program>(target, i, chunk.size, weights);
 #pragma unroll
     for (int k = 0; k < pack; ++k) {
       const Real given = Real(elements.of[k]), x = given * by;
       const auto counted = decides<Decision> ? nan_unless_finite(x) : x;
       places[k] += counted * counted;
-      Real slots[slot_capacity<Rule>] = {};
+      Real slots[slot_capacity<Program>] = {};
       Real terms[num_sums];
-      Rule::terms(weights[k], clip(given, bound) * by, slots, none, terms);
+      Program::terms(weights[k], clip(given, bound) * by, slots, none, terms);
 #pragma unroll
       for (int sum = 0; sum < num_sums; ++sum)
         mine[sum] += i + k < chunk.size ? terms[sum] : Real(0);
     }
   }
-  InputSums<Rule, Storage> sums;
+  InputSums<Program> sums;
   sums.squares = sum_of_block<clip_threads>(add_places(places));
 #pragma unroll
   for (int k = 0; k < num_sums; ++k) sums.terms[k] = sum_of_block<clip_threads>(mine[k]);
@@ -100,32 +106,30 @@ __device__ __forceinline__ double enlarged(double sum, int degree) {
 
 // Writes the sum of squares of each chunk of the block to `squares`, as `sum_chunks` in clip.cu
 // does if sums are wide, and what the rule sums over each variable. Those that floats cannot hold
-// are of a gradient made smaller. `parts` is for sums of each chunk, Rule::num_sums of them;
+// are of a gradient made smaller. `parts` is for sums of each chunk, Program::num_sums of them;
 // `num_done` has how many chunks of each variable are done: 0 before and after the launch.
 // `sums_of` gets the sums of each variable, by its number. Precondition: blocks have `clip_threads`
 // threads.
-template <class Rule, class Storage, class Given, class Decision>
+template <class Program, class Decision>
 __device__ __forceinline__ void sum_chunks_of_inputs(
     const ClippedArray& only, const ClippedArray* __restrict__ arrays, long long num_arrays,
     long long num_chunks, const Adding& adding, const MeasuredVariable* __restrict__ variables,
     double* squares, double* parts, unsigned int* num_done, double* __restrict__ sums_of,
     const ClipRule& rule, const Decision& decision) {
-  using Real = Compute<Storage>;
-  constexpr int num_sums = Rule::num_sums;
+  using Real = RealOf<Program>;
+  constexpr int num_sums = Program::num_sums;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
     const long long number = num_arrays == 1 ? 0 : number_of_array(arrays, num_arrays, c);
     const ClippedArray& array = num_arrays == 1 ? only : arrays[number];
     const MeasuredVariable variable = variables[number];
-    const MeasuredChunk<StoredGradient<Storage>, Given> chunk(array, c, adding);
-    const Target<NoSlots, Storage> target =
-        Target<NoSlots, Storage>(variable.arrays).from(begin_of(array, c));
+    const MeasuredChunk<GradientOf<Program>, typename Program::Given> chunk(array, c, adding);
+    const Target<VariablesOf<Program>> target =
+        Target<VariablesOf<Program>>(variable.arrays).from(begin_of(array, c));
     const Real bound = Real(scaled(decision, variable.bound, rule));
-    const InputSums<Rule, Storage> sums =
-        sum_inputs<Rule, Storage, Decision>(chunk, target, bound, Real(1));
-    InputSums<Rule, Storage> smaller = sums;
+    const InputSums<Program> sums = sum_inputs<Program, Decision>(chunk, target, bound, Real(1));
+    InputSums<Program> smaller = sums;
     if (sizeof(Real) == sizeof(float) && !sums.are_finite()) {
-      smaller =
-          sum_inputs<Rule, Storage, Decision>(chunk.again(), target, bound, Real(made_smaller));
+      smaller = sum_inputs<Program, Decision>(chunk.again(), target, bound, Real(made_smaller));
     }
     const double sum_here = isinf(sums.squares) ? enlarged(static_cast<double>(smaller.squares), 2)
                                                 : static_cast<double>(sums.squares);
@@ -138,7 +142,7 @@ __device__ __forceinline__ void sum_chunks_of_inputs(
         parts[c * num_sums + k] =
             isfinite(sums.terms[k])
                 ? static_cast<double>(sums.terms[k])
-                : enlarged(static_cast<double>(smaller.terms[k]), Rule::degree(k));
+                : enlarged(static_cast<double>(smaller.terms[k]), Program::degree(k));
       }
     }
     double of_variable[num_sums];
@@ -155,7 +159,7 @@ __device__ __forceinline__ void sum_chunks_of_inputs(
 }
 
 // The arguments are those of `measure`, and of `sum_chunks_of_inputs`.
-template <class Rule, class Storage, class Given = AsTheyAre>
+template <class Program>
 __global__ void __launch_bounds__(clip_threads, 3)
     measure_inputs(const __grid_constant__ ClippedArray only,
                    const ClippedArray* __restrict__ arrays, long long num_arrays,
@@ -164,14 +168,13 @@ __global__ void __launch_bounds__(clip_threads, 3)
                    unsigned int* num_done, double* sums, double* parts,
                    const __grid_constant__ ClipTotals totals, const __grid_constant__ ClipRule rule,
                    ClipResult* results) {
-  sum_chunks_of_inputs<Rule, Storage, Given>(only, arrays, num_arrays, num_chunks, adding,
-                                             variables, parts, parts_of_sums, num_done, sums, rule,
-                                             NoDecision());
+  sum_chunks_of_inputs<Program>(only, arrays, num_arrays, num_chunks, adding, variables, parts,
+                                parts_of_sums, num_done, sums, rule, NoDecision());
   finish_sums(parts, num_chunks, totals, rule, results);
 }
 
 // The same; the last launch of a step also decides about it.
-template <class Rule, class Storage, class Given = AsTheyAre>
+template <class Program>
 __global__ void __launch_bounds__(clip_threads, 3)
     measure_inputs_and_decide(const __grid_constant__ ClippedArray only,
                               const ClippedArray* __restrict__ arrays, long long num_arrays,
@@ -181,9 +184,8 @@ __global__ void __launch_bounds__(clip_threads, 3)
                               const __grid_constant__ ClipTotals totals,
                               const __grid_constant__ ClipRule rule, ClipResult* results,
                               const __grid_constant__ LossDecision decision) {
-  sum_chunks_of_inputs<Rule, Storage, Given>(only, arrays, num_arrays, num_chunks, adding,
-                                             variables, parts, parts_of_sums, num_done, sums, rule,
-                                             decision);
+  sum_chunks_of_inputs<Program>(only, arrays, num_arrays, num_chunks, adding, variables, parts,
+                                parts_of_sums, num_done, sums, rule, decision);
   finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 

@@ -87,35 +87,35 @@ __device__ __forceinline__ long long parts_of(long long num_rows) {
 
 // Adds the squares of tables' gradients to a norm; see `measure`. `run_parts` are those of
 // `sum_pieces`, and `parts` is for a number of each `measured_rows` positions.
-template <class Storage, class Key>
+template <class Types>
 __global__ void __launch_bounds__(clip_threads, 2)
     measure_rows(const __grid_constant__ TableGradient only_gradient,
                  const TableGradient* __restrict__ gradients, long long num_tables,
-                 const SortedRows<Key> rows, const Compute<Storage>* __restrict__ run_parts,
-                 long long row_width, int lanes_per_row,
-                 const unsigned long long* __restrict__ refused, double* parts,
+                 const SortedRows<KeyOf<Types>> rows,
+                 const ComputeOf<Types>* __restrict__ run_parts, long long row_width,
+                 int lanes_per_row, const unsigned long long* __restrict__ refused, double* parts,
                  const __grid_constant__ ClipTotals totals, const __grid_constant__ ClipRule rule,
                  ClipResult* results) {
   const long long num_parts = parts_of(rows.num_rows);
-  sum_rows<Storage>({only_gradient, gradients, num_tables}, rows, run_parts, row_width,
-                    lanes_per_row, refused, parts, num_parts);
+  sum_rows<StorageOf<Types>>({only_gradient, gradients, num_tables}, rows, run_parts, row_width,
+                             lanes_per_row, refused, parts, num_parts);
   finish_sums(parts, num_parts, totals, rule, results);
 }
 
 // The same; the last launch of a step also decides about it.
-template <class Storage, class Key>
+template <class Types>
 __global__ void __launch_bounds__(clip_threads, 2)
     measure_rows_and_decide(const __grid_constant__ TableGradient only_gradient,
                             const TableGradient* __restrict__ gradients, long long num_tables,
-                            const SortedRows<Key> rows,
-                            const Compute<Storage>* __restrict__ run_parts, long long row_width,
+                            const SortedRows<KeyOf<Types>> rows,
+                            const ComputeOf<Types>* __restrict__ run_parts, long long row_width,
                             int lanes_per_row, const unsigned long long* __restrict__ refused,
                             double* parts, const __grid_constant__ ClipTotals totals,
                             const __grid_constant__ ClipRule rule, ClipResult* results,
                             const __grid_constant__ LossDecision decision) {
   const long long num_parts = parts_of(rows.num_rows);
-  sum_rows<Storage>({only_gradient, gradients, num_tables}, rows, run_parts, row_width,
-                    lanes_per_row, refused, parts, num_parts, decision);
+  sum_rows<StorageOf<Types>>({only_gradient, gradients, num_tables}, rows, run_parts, row_width,
+                             lanes_per_row, refused, parts, num_parts, decision);
   finish_sums(parts, num_parts, totals, rule, results, decision);
 }
 

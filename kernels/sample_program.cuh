@@ -1,7 +1,7 @@
-// What gpuopt generates from the rule `adam` in gpuopt/optimizers/adam.py. Compilers get such a
-// text before a file of kernels/; the kernel in dense_update.cu is then
-//     gpuopt::dense_update<gpuopt::traced::adam_78f26089, float>
-// Nothing includes this file; `.venv/bin/python tests/support/tables.py` writes it.
+// What gpuopt generates from the rule `adam` in gpuopt/optimizers/adam.py, for compilers to read
+// before dense_update.cu, and the program that they read after it, for float32 variables. Then
+// gpuopt::dense_update<gpuopt::adam_78f26089_float_Alone_e3ebf1c5>
+// is a kernel. Nothing includes this file; `.venv/bin/python tests/support/tables.py` writes it.
 // clang-format off
 #include "shared/numpy.cuh"
 #include "shared/rule.cuh"
@@ -37,3 +37,12 @@ struct adam_78f26089 : RuleDefaults {
 }
 }
 #endif
+namespace gpuopt {
+struct adam_78f26089_float_Alone_e3ebf1c5 : gpuopt::traced::adam_78f26089 {
+  using Var = float;
+  using Slot = float;
+  using Gradient = float;
+  using Beside = gpuopt::Alone;
+  using GivenScalars = gpuopt::traced::adam_78f26089::Scalars<float>;
+};
+}

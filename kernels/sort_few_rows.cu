@@ -8,11 +8,12 @@ constexpr int few_rows = few_rounds * sort_threads;
 
 // Does for up to few_rows rows what the kernels of sort_rows.cu do. Sorts by the digits of the
 // lowest `key_bits` bits, which must be at least 1.
-template <class Source, class Key>
+template <class Types>
 __global__ void __launch_bounds__(sort_threads)
-    sort_few_rows(const Source* __restrict__ source, long long num_rows, int key_bits,
-                  Key* sorted_keys, unsigned int* sorted_positions,
+    sort_few_rows(const typename Types::Source* __restrict__ source, long long num_rows,
+                  int key_bits, KeyOf<Types>* sorted_keys, unsigned int* sorted_positions,
                   const unsigned long long* __restrict__ refused) {
+  using Key = KeyOf<Types>;
   __shared__ Next next;
   __shared__ Key keys[few_rows];
   __shared__ unsigned int positions[few_rows];

@@ -111,12 +111,14 @@ __device__ __forceinline__ unsigned int first_place(const unsigned int* __restri
 
 // Moves each pair to its place. For the first digit, keys are the gradient's own rows, of a signed
 // type, and `positions` is not read: a row's position is its index.
-template <class Source, class Key>
+template <class Types>
 __global__ void __launch_bounds__(sort_threads)
-    move_rows(const Source* __restrict__ keys, const unsigned int* __restrict__ positions,
-              const Shares shares, int shift, const unsigned int* __restrict__ counts,
-              const unsigned int* __restrict__ group_counts, Key* sorted_keys,
+    move_rows(const typename Types::Source* __restrict__ keys,
+              const unsigned int* __restrict__ positions, const Shares shares, int shift,
+              const unsigned int* __restrict__ counts,
+              const unsigned int* __restrict__ group_counts, KeyOf<Types>* sorted_keys,
               unsigned int* sorted_positions, const unsigned long long* __restrict__ refused) {
+  using Key = KeyOf<Types>;
   __shared__ Next next;
   const unsigned long long is_refused = *refused;
   for (long long share = blockIdx.x; share < shares.num_shares; share += gridDim.x) {

@@ -36,13 +36,14 @@ __device__ __forceinline__ void sum_stretch(const Parts<Real>& all, const Sorted
 }
 
 // Sums the parts that runs have in the pieces, and then in the stretches, after their first ones.
-template <class Storage, class Key>
+template <class Types>
 __global__ void __launch_bounds__(piece_threads, 2)
     sum_pieces(const __grid_constant__ TableGradient only_gradient,
                const TableGradient* __restrict__ gradients, long long num_tables,
-               const SortedRows<Key> rows, long long row_width, Compute<Storage>* parts,
+               const SortedRows<KeyOf<Types>> rows, long long row_width, ComputeOf<Types>* parts,
                int lanes_per_row, const unsigned long long* __restrict__ refused) {
-  using Real = Compute<Storage>;
+  using Storage = StorageOf<Types>;
+  using Real = ComputeOf<Types>;
   const Tables tables = {only_gradient, gradients, num_tables};
   const Lanes lanes(lanes_per_row);
   const Parts<Real> all(parts, rows.num_rows, row_width);
@@ -82,37 +83,21 @@ __global__ void __launch_bounds__(piece_threads, 2)
   }
 }
 
-// Updates tables of one group.
-template <class Rule, class Storage, class Key>
+// Updates tables. `many_scalars` has each table's scalars; if it is null, `scalars` has.
+template <class Program>
 __global__ void sparse_update(const __grid_constant__ TableGradient only_gradient,
                               const TableGradient* __restrict__ gradients, long long num_tables,
-                              const __grid_constant__ ArraysOf<Rule, Storage> only_arrays,
-                              const long long* __restrict__ arrays, const SortedRows<Key> rows,
-                              const Compute<Storage>* __restrict__ parts, long long row_width,
-                              const __grid_constant__ Scalars<Rule, Storage> scalars,
+                              const __grid_constant__ ArraysOf<Program> only_arrays,
+                              const long long* __restrict__ arrays,
+                              const SortedRows<KeyOf<Program>> rows,
+                              const RealOf<Program>* __restrict__ parts, long long row_width,
+                              const __grid_constant__ GivenOf<Program> scalars,
+                              const ScalarsOf<Program>* __restrict__ many_scalars,
                               unsigned int* touched, int lanes_per_row,
                               const unsigned long long* __restrict__ refused) {
-  update_rows<Rule, Storage>(Tables{only_gradient, gradients, num_tables}, only_arrays, arrays,
-                             rows, parts, row_width, ScalarsOfOne<Rule, Storage>{scalars},
-                             TablesUpToDate(), touched, lanes_per_row, refused);
-}
-
-// Updates tables of several groups. `many_scalars` has each table's scalars; if it is null,
-// `few_scalars` has.
-template <class Rule, class Storage, class Key>
-__global__ void sparse_update_of_groups(
-    const __grid_constant__ TableGradient only_gradient,
-    const TableGradient* __restrict__ gradients, long long num_tables,
-    const __grid_constant__ ArraysOf<Rule, Storage> only_arrays,
-    const long long* __restrict__ arrays, const SortedRows<Key> rows,
-    const Compute<Storage>* __restrict__ parts, long long row_width,
-    const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
-    const Scalars<Rule, Storage>* __restrict__ many_scalars, unsigned int* touched,
-    int lanes_per_row, const unsigned long long* __restrict__ refused) {
-  update_rows<Rule, Storage>(Tables{only_gradient, gradients, num_tables}, only_arrays, arrays,
-                             rows, parts, row_width,
-                             ScalarsOfGroups<Rule, Storage>{few_scalars, many_scalars},
-                             TablesUpToDate(), touched, lanes_per_row, refused);
+  update_rows<Program>(Tables{only_gradient, gradients, num_tables}, only_arrays, arrays, rows,
+                       parts, row_width, GroupScalars<Program>{scalars, many_scalars},
+                       TablesUpToDate(), touched, lanes_per_row, refused);
 }
 
 // Sets the bit of each row that has a gradient.
@@ -128,71 +113,53 @@ __global__ void mark_rows(const SortedRows<Key> rows, unsigned int* touched,
 }
 
 // Applies the rule, with a gradient of 0, to the rows whose bit in `touched` is not set.
-template <class Rule, class Storage, int count>
-__device__ __forceinline__ void update_untouched(const Target<Rule, Storage>& target,
-                                                 long long size, long long row_width,
-                                                 const unsigned int* touched,
-                                                 const Scalars<Rule, Storage>& scalars) {
+template <class Program, int count>
+__device__ __forceinline__ void update_untouched(const Target<Program>& target, long long size,
+                                                 long long row_width, const unsigned int* touched,
+                                                 const ScalarsOf<Program>& scalars) {
   for (long long i = first_item() * count; i < size; i += items_per_pass() * count) {
     const long long row = i / row_width;
     if (touched[word_of(row)] & bit_of(row)) continue;
-    State<Rule, Storage, count> state(target, i);
-    const Compute<Storage> zero[count] = {};
+    State<Program, count> state(target, i);
+    const RealOf<Program> zero[count] = {};
     state.update(zero, scalars);
     state.store_to(target, i);
   }
 }
 
-// The same, in packs if possible.
-template <class Rule, class Storage>
-__device__ __forceinline__ void update_others(const ArraysOf<Rule, Storage>& arrays, long long size,
-                                              long long row_width,
-                                              const Scalars<Rule, Storage>& scalars,
-                                              const unsigned int* touched) {
-  const Target<Rule, Storage> target(arrays.of);
-  if (row_width % pack_size<Storage> == 0 && target.is_pack_aligned()) {
-    update_untouched<Rule, Storage, pack_size<Storage>>(target, size, row_width, touched, scalars);
-  } else {
-    update_untouched<Rule, Storage, 1>(target, size, row_width, touched, scalars);
-  }
-}
-
-template <class Rule, class Storage>
-__global__ void update_other_rows(const __grid_constant__ ArraysOf<Rule, Storage> arrays,
-                                  long long size, long long row_width,
-                                  const __grid_constant__ Scalars<Rule, Storage> scalars,
-                                  const unsigned int* __restrict__ touched,
+// The same of table number `table`, with the scalars of `sparse_update`; in packs if possible. A
+// gradient of 0 needs no clipping factor, which may be infinite.
+template <class Program>
+__global__ void update_other_rows(const __grid_constant__ ArraysOf<Program> arrays, long long size,
+                                  long long row_width,
+                                  const __grid_constant__ GivenOf<Program> scalars,
+                                  const ScalarsOf<Program>* __restrict__ many_scalars,
+                                  long long table, const unsigned int* __restrict__ touched,
                                   const unsigned long long* __restrict__ refused) {
   if (*refused) return;
-  update_others<Rule, Storage>(arrays, size, row_width, scalars, touched);
-}
-
-// The same of table number `table`, with the scalars of `sparse_update_of_groups`. A gradient of 0
-// needs no factor, which may be infinite.
-template <class Rule, class Storage>
-__global__ void update_other_rows_of_groups(
-    const __grid_constant__ ArraysOf<Rule, Storage> arrays, long long size, long long row_width,
-    const __grid_constant__ FewScalarsOf<Rule, Storage> few_scalars,
-    const Scalars<Rule, Storage>* __restrict__ many_scalars, long long table,
-    const unsigned int* __restrict__ touched, const unsigned long long* __restrict__ refused) {
-  if (*refused) return;
-  const ScalarsOfGroups<Rule, Storage> scalars_of{few_scalars, many_scalars};
-  update_others<Rule, Storage>(arrays, size, row_width, scalars_of.given(table), touched);
+  const GroupScalars<Program> every = {scalars, many_scalars};
+  const auto& given = every.given(table);
+  const Target<Program> target(arrays.of);
+  if (row_width % pack_of<Program> == 0 && target.is_pack_aligned()) {
+    update_untouched<Program, pack_of<Program>>(target, size, row_width, touched, given);
+  } else {
+    update_untouched<Program, 1>(target, size, row_width, touched, given);
+  }
 }
 
 // Writes the sums of the runs that begin at these sorted positions: for optimizers that see sums
 // instead of a rule.
-template <class Storage, class Key>
-__global__ void sum_runs(const Storage* __restrict__ grad, const SortedRows<Key> rows,
-                         const long long* __restrict__ begins, long long num_runs,
-                         const Compute<Storage>* __restrict__ parts, long long row_width,
-                         Compute<Storage>* sums, int lanes_per_row) {
+template <class Types>
+__global__ void sum_runs(const StorageOf<Types>* __restrict__ grad,
+                         const SortedRows<KeyOf<Types>> rows, const long long* __restrict__ begins,
+                         long long num_runs, const ComputeOf<Types>* __restrict__ parts,
+                         long long row_width, ComputeOf<Types>* sums, int lanes_per_row) {
   const Lanes lanes(lanes_per_row);
-  const Parts<const Compute<Storage>> all(parts, rows.num_rows, row_width);
+  const Parts<const ComputeOf<Types>> all(parts, rows.num_rows, row_width);
   for (long long run = lanes.group; run < num_runs; run += lanes.num_groups) {
     const unsigned int begin = static_cast<unsigned int>(begins[run]);
     for (long long column = lanes.lane; column < row_width; column += lanes.num_lanes) {
-      Compute<Storage> sum[1];
+      ComputeOf<Types> sum[1];
       sum_run(grad, rows, all, begin, column, sum);
       sums[run * row_width + column] = sum[0];
     }

@@ -23,9 +23,9 @@ __device__ __forceinline__ int lanes_of_block(long long width) {
 
 // Reads the maps to shared memory: that of both signs, and if a slot is of squares the other one.
 // Every thread of the block must call it.
-template <int codings>
+template <class Program>
 __device__ __forceinline__ const SlotTables* shared_tables(const unsigned int* __restrict__ words) {
-  constexpr int num_maps = codings == 0 ? 1 : 2;
+  constexpr int num_maps = Program::codings == 0 ? 1 : 2;
   __shared__ SlotTables tables[num_maps];
   unsigned int* to = reinterpret_cast<unsigned int*>(tables);
   for (int i = threadIdx.x; i < static_cast<int>(sizeof tables / sizeof *to); i += blockDim.x) {
@@ -36,27 +36,27 @@ __device__ __forceinline__ const SlotTables* shared_tables(const unsigned int* _
 }
 
 // How many arrays an update writes: a variable, an average if there is one, codes and scales.
-template <class Rule>
-constexpr int num_coded_arrays = 1 + 2 * Rule::num_slots - Rule::num_averages;
+template <class Program>
+constexpr int num_coded_arrays = 1 + 2 * Program::num_slots - Program::num_averages;
 
 // A variable, its average if the rule moves one, the codes of its slots, and their scales.
-template <class Rule, class Storage>
+template <class Program>
 struct CodedTarget {
-  StoredVar<Storage>* var;
+  VarOf<Program>* var;
   float* average = nullptr;
-  Slots<Rule, unsigned char> codes;  // from `first_own` on
-  Slots<Rule, float> scales;
+  Slots<Program, unsigned char> codes;  // from `first_own` on
+  Slots<Program, float> scales;
 
   // `arrays` holds the variable's address, that of the average, those of all codes, and then those
   // of all scales.
   __device__ __forceinline__ explicit CodedTarget(const long long* arrays) {
-    constexpr int first = Rule::num_averages;
-    var = reinterpret_cast<StoredVar<Storage>*>(arrays[0]);
-    if constexpr (Rule::num_averages > 0) average = reinterpret_cast<float*>(arrays[1]);
+    constexpr int first = Program::num_averages;
+    var = reinterpret_cast<VarOf<Program>*>(arrays[0]);
+    if constexpr (Program::num_averages > 0) average = reinterpret_cast<float*>(arrays[1]);
 #pragma unroll
-    for (int k = first; k < Rule::num_slots; ++k) {
+    for (int k = first; k < Program::num_slots; ++k) {
       codes.of[k] = reinterpret_cast<unsigned char*>(arrays[1 + k]);
-      scales.of[k] = reinterpret_cast<float*>(arrays[1 + Rule::num_slots + k - first]);
+      scales.of[k] = reinterpret_cast<float*>(arrays[1 + Program::num_slots + k - first]);
     }
   }
 
@@ -64,9 +64,9 @@ struct CodedTarget {
   // number is a multiple of lane_codes.
   __device__ __forceinline__ bool has_packs() const {
     bool aligned = is_pack_aligned(var);
-    if constexpr (Rule::num_averages > 0) aligned &= is_pack_aligned(average);
+    if constexpr (Program::num_averages > 0) aligned &= is_pack_aligned(average);
 #pragma unroll
-    for (int k = Rule::num_averages; k < Rule::num_slots; ++k) {
+    for (int k = Program::num_averages; k < Program::num_slots; ++k) {
       aligned &= reinterpret_cast<unsigned long long>(codes.of[k]) % lane_codes == 0;
     }
     return aligned;
@@ -178,63 +178,64 @@ __device__ __forceinline__ float encode_lane(int coding, const SlotTables& table
 
 // A lane's elements of a variable, and of its slots. All are loaded before anything is computed.
 // Every lane of the block must make one: the first lane alone reads and writes scales.
-template <class Rule, class Storage, int codings>
+template <class Program>
 struct CodedState {
-  static_assert(sizeof(Compute<Storage>) == sizeof(float), "codes stand for float");
+  static_assert(sizeof(RealOf<Program>) == sizeof(float), "codes stand for float");
 
-  StoredVar<Storage> var[lane_codes];
-  float average[Rule::num_averages > 0 ? lane_codes : 1];
-  unsigned char codes[slot_capacity<Rule>][lane_codes];  // as they were loaded
-  float scales[slot_capacity<Rule>];
-  float slots[slot_capacity<Rule>][lane_codes];  // once they are updated
+  VarOf<Program> var[lane_codes];
+  float average[Program::num_averages > 0 ? lane_codes : 1];
+  unsigned char codes[slot_capacity<Program>][lane_codes];  // as they were loaded
+  float scales[slot_capacity<Program>];
+  float slots[slot_capacity<Program>][lane_codes];  // once they are updated
 
-  __device__ __forceinline__ CodedState(const CodedTarget<Rule, Storage>& target, bool is_packed,
+  __device__ __forceinline__ CodedState(const CodedTarget<Program>& target, bool is_packed,
                                         const LanePart& part, const Lanes& lanes) {
     load_lane<Caching::normal>(target.var + part.begin, part.count, is_packed, var);
-    if constexpr (Rule::num_averages > 0) {
+    if constexpr (Program::num_averages > 0) {
       load_lane<Caching::evict_first>(target.average + part.begin, part.count, is_packed, average);
     }
 #pragma unroll
-    for (int k = Rule::num_averages; k < Rule::num_slots; ++k) {
+    for (int k = Program::num_averages; k < Program::num_slots; ++k) {
       load_lane<Caching::evict_first>(target.codes.of[k] + part.begin, part.count, is_packed,
                                       codes[k]);
       scales[k] = lanes.lane == 0 ? __ldcs(target.scales.of[k] + part.block) : 0;
     }
 #pragma unroll
-    for (int k = Rule::num_averages; k < Rule::num_slots; ++k) {
+    for (int k = Program::num_averages; k < Program::num_slots; ++k) {
       scales[k] = __shfl_sync(mask_of(lanes), scales[k], 0, lanes.num_lanes);
     }
   }
 
   // Writes the decoded slots of an element.
   __device__ __forceinline__ void decode_element(const SlotTables* tables, int i,
-                                                 float (&slot)[slot_capacity<Rule>]) const {
+                                                 float (&slot)[slot_capacity<Program>]) const {
 #pragma unroll
-    for (int k = Rule::num_averages; k < Rule::num_slots; ++k) {
-      const int coding = coding_of(codings, k - Rule::num_averages);
+    for (int k = Program::num_averages; k < Program::num_slots; ++k) {
+      const int coding = coding_of(Program::codings, k - Program::num_averages);
       slot[k] = decode(coding, tables[map_of(coding)], codes[k][i], scales[k]);
     }
   }
 
   __device__ __forceinline__ void update(const SlotTables* tables,
                                          const float (&gradient)[lane_codes], int count,
-                                         const Scalars<Rule, Storage>& scalars) {
+                                         const ScalarsOf<Program>& scalars) {
 #pragma unroll
     for (int i = 0; i < lane_codes; ++i) {
       float value = static_cast<float>(var[i]);
-      float slot[slot_capacity<Rule>];
+      float slot[slot_capacity<Program>];
       decode_element(tables, i, slot);
-      if constexpr (Rule::num_averages > 0) slot[0] = average[i];
-      Rule::apply(value, gradient[i], slot, scalars);
-      var[i] = StoredVar<Storage>(value);
-      Rule::follow(static_cast<float>(var[i]), slot, scalars);
-      if constexpr (Rule::num_averages > 0) average[i] = slot[0];
+      if constexpr (Program::num_averages > 0) slot[0] = average[i];
+      Program::apply(value, gradient[i], slot, scalars);
+      var[i] = VarOf<Program>(value);
+      Program::follow(static_cast<float>(var[i]), slot, scalars);
+      if constexpr (Program::num_averages > 0) average[i] = slot[0];
       // The slots of an element begin anew where one has no code.
       bool has_codes = i < count;
 #pragma unroll
-      for (int k = Rule::num_averages; k < Rule::num_slots; ++k) has_codes &= is_finite(slot[k]);
+      for (int k = Program::num_averages; k < Program::num_slots; ++k)
+        has_codes &= is_finite(slot[k]);
 #pragma unroll
-      for (int k = Rule::num_averages; k < Rule::num_slots; ++k)
+      for (int k = Program::num_averages; k < Program::num_slots; ++k)
         slots[k][i] = has_codes ? slot[k] : 0;
     }
   }
@@ -243,30 +244,30 @@ struct CodedState {
   template <int num_sums>
   __device__ __forceinline__ void add_terms(const SlotTables* tables,
                                             const float (&gradient)[lane_codes], int count,
-                                            const Scalars<Rule, Storage>& scalars,
+                                            const ScalarsOf<Program>& scalars,
                                             float (&sums)[num_sums]) const {
 #pragma unroll
     for (int i = 0; i < lane_codes; ++i) {
-      float slot[slot_capacity<Rule>];
+      float slot[slot_capacity<Program>];
       decode_element(tables, i, slot);
       float terms[num_sums];
-      Rule::terms(static_cast<float>(var[i]), gradient[i], slot, scalars, terms);
+      Program::terms(static_cast<float>(var[i]), gradient[i], slot, scalars, terms);
 #pragma unroll
       for (int k = 0; k < num_sums; ++k) sums[k] += i < count ? terms[k] : 0;
     }
   }
 
   // Every lane of the block must call it.
-  __device__ __forceinline__ void store_to(const CodedTarget<Rule, Storage>& target, bool is_packed,
+  __device__ __forceinline__ void store_to(const CodedTarget<Program>& target, bool is_packed,
                                            const SlotTables* tables, const LanePart& part,
                                            const Lanes& lanes) const {
     store_lane<Caching::normal>(target.var + part.begin, part.count, is_packed, var);
-    if constexpr (Rule::num_averages > 0) {
+    if constexpr (Program::num_averages > 0) {
       store_lane<Caching::evict_first>(target.average + part.begin, part.count, is_packed, average);
     }
 #pragma unroll
-    for (int k = Rule::num_averages; k < Rule::num_slots; ++k) {
-      const int coding = coding_of(codings, k - Rule::num_averages);
+    for (int k = Program::num_averages; k < Program::num_slots; ++k) {
+      const int coding = coding_of(Program::codings, k - Program::num_averages);
       unsigned char encoded[lane_codes];
       const float scale = encode_lane(coding, tables[map_of(coding)], slots[k], lanes, encoded);
       store_lane<Caching::evict_first>(target.codes.of[k] + part.begin, part.count, is_packed,

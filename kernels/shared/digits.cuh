@@ -1,6 +1,7 @@
 // One tile of a stable radix sort, by one digit: a block counts digits by warp, and then moves each
 // (row, position) pair to its place among those with the same digit, in order.
 #pragma once
+#include "element.cuh"
 #include "shares.cuh"
 
 namespace gpuopt {

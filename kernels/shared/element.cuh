@@ -19,6 +19,15 @@ struct ComputeType {
 template <class Storage>
 using Compute = typename ComputeType<Storage>::type;
 
+// A kernel is a template of one type. Where it needs several, this one has them: a struct that
+// Python writes for the kernel.
+template <class Types>
+using StorageOf = typename Types::Storage;  // an element of gradients
+template <class Types>
+using ComputeOf = Compute<StorageOf<Types>>;
+template <class Types>
+using KeyOf = typename Types::Key;  // of sorted rows
+
 // C++ has no arrays of length 0.
 template <class Rule>
 constexpr int slot_capacity = Rule::num_slots > 0 ? Rule::num_slots : 1;

@@ -2,6 +2,7 @@
 #pragma once
 #include "catch_up.cuh"
 #include "lanes.cuh"
+#include "scalars.cuh"
 #include "update.cuh"
 
 namespace gpuopt {
@@ -10,12 +11,18 @@ namespace gpuopt {
 constexpr int power_bits = 8;
 constexpr int num_powers = 4 << power_bits;  // k is below 2^31
 
+// How rows without a gradient move; see `Unnamed`.
+template <class Program>
+using UnnamedOf = typename Program::Unnamed;
+
 // Numbers of a table, which stay as long as its rule's scalars do.
 template <class Rule, class Real>
 struct LateNumbers {
   Real tolerance, epsilon;
   typename Rule::template Scalars<Real> scalars;
 };
+template <class Program>
+using LateNumbersOf = LateNumbers<typename UnnamedOf<Program>::Rule, RealOf<Program>>;
 
 template <class Value>
 __device__ __forceinline__ Value* array_at(long long address) {
@@ -89,12 +96,12 @@ __device__ __forceinline__ MissedSteps sums_of(const LateTable& table, int last,
 
 // Moves the elements of a row for which the sums are close enough; returns bits of those that are
 // left. The row has made `last` steps of `now`. See `LateRow::bring_up` for `add`.
-template <class Unnamed, class Rule, class Storage, int count, class Add>
+template <class Program, int count, class Add>
 __device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int last, int now,
-                                                     State<Rule, Storage, count>& state,
-                                                     const Add& add) {
-  using Real = Compute<Storage>;
-  const auto* numbers = array_at<const LateNumbers<typename Unnamed::Rule, Real>>(table.numbers);
+                                                     State<Program, count>& state, const Add& add) {
+  using Real = RealOf<Program>;
+  using Unnamed = UnnamedOf<Program>;
+  const auto* numbers = array_at<const LateNumbersOf<Program>>(table.numbers);
   const MissedSteps missed = sums_of<Real>(table, last, now);
   const Real epsilon = __ldg(&numbers->epsilon);
   const Real tolerance = __ldg(&numbers->tolerance);
@@ -114,18 +121,17 @@ __device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int
 
 // Makes the first `made` steps that a row has missed, one by one, with the elements that are left,
 // which are added up alone. Their slots only decay after that, over `others` steps.
-template <class Unnamed, class Rule, class Storage, int count, class Add>
+template <class Program, int count, class Add>
 __device__ __forceinline__ void make_steps(const LateTable& table, int last, int made, int others,
-                                           unsigned int left, State<Rule, Storage, count>& state,
+                                           unsigned int left, State<Program, count>& state,
                                            const Add& add) {
-  using Real = Compute<Storage>;
-  using Other = typename Unnamed::Rule;
-  using Numbers = LateNumbers<Other, Real>;
-  constexpr int num_scalars = sizeof(Scalars<Other, Storage>) / sizeof(Real);
-  Scalars<Other, Storage> scalars;
+  using Real = RealOf<Program>;
+  using Other = typename UnnamedOf<Program>::Rule;
+  typename Other::template Scalars<Real> scalars;
+  constexpr int num_scalars = sizeof scalars / sizeof(Real);
 #pragma unroll
   for (int i = 0; i < num_scalars; ++i) {
-    const auto* given = &array_at<const Numbers>(table.numbers)->scalars;
+    const auto* given = &array_at<const LateNumbersOf<Program>>(table.numbers)->scalars;
     reinterpret_cast<Real*>(&scalars)[i] = __ldg(reinterpret_cast<const Real*>(given) + i);
   }
   const Real* steps = array_at<const Real>(table.steps) + last;
@@ -138,7 +144,7 @@ __device__ __forceinline__ void make_steps(const LateTable& table, int last, int
   }
 #pragma unroll 1
   for (int step = 0; step < made; ++step) {
-    Unnamed::template set_step_size<Real>(scalars, __ldg(steps + step));
+    UnnamedOf<Program>::template set_step_size<Real>(scalars, __ldg(steps + step));
 #pragma unroll
     for (int i = 0; i < count; ++i) Other::apply(moved[i], Real(0), slots[i], scalars);
   }
@@ -147,7 +153,7 @@ __device__ __forceinline__ void make_steps(const LateTable& table, int last, int
     const auto decay = Decay<Real>::of(power_of(table, k, others));
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      if (left >> i & 1) state.slots[k].of[i] = StoredSlot<Storage>(decay(slots[i][k]));
+      if (left >> i & 1) state.slots[k].of[i] = SlotOf<Program>(decay(slots[i][k]));
     }
   }
 #pragma unroll
@@ -156,10 +162,12 @@ __device__ __forceinline__ void make_steps(const LateTable& table, int last, int
   }
 }
 
-// A row that may have missed steps, of which a thread has some columns. `Shift` is of the rule that
-// steps it.
-template <class Unnamed, class Shift = void>
+// A row that may have missed steps, of which a thread has some columns.
+template <class Program>
 struct LateRow {
+  using Real = RealOf<Program>;
+  using Unnamed = UnnamedOf<Program>;
+
   const LateTable& table;
   long long row;
   int last;  // how many steps it has made
@@ -167,18 +175,17 @@ struct LateRow {
 
   // Makes the steps that the row has missed. `add` is called with the place of an element and two
   // numbers, the sum of which is its weight then: so it is rounded once, when it is stored.
-  template <class Rule, class Storage, int count, class Add>
-  __device__ __forceinline__ void bring_up(State<Rule, Storage, count>& state,
-                                           const Add& add) const {
-    using Real = Compute<Storage>;
+  template <int count, class Add>
+  __device__ __forceinline__ void bring_up(State<Program, count>& state, const Add& add) const {
     constexpr int num_slots = Unnamed::Rule::num_slots;
-    static_assert(Rule::num_slots == num_slots, "rows with and without a gradient have one form");
+    static_assert(Program::num_slots == num_slots,
+                  "rows with and without a gradient have one form");
     const int gap = now - last;
     if (gap <= 0) return;
     unsigned int left = 0;
     if constexpr (Unnamed::moves) {
       left = (1u << count) - 1;
-      if (table.sums != 0) left = move_by_sums<Unnamed>(table, last, now, state, add);
+      if (table.sums != 0) left = move_by_sums(table, last, now, state, add);
     }
 #pragma unroll
     for (int k = 0; k < num_slots; ++k) {
@@ -186,42 +193,40 @@ struct LateRow {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         if ((left >> i & 1) == 0) {
-          state.slots[k].of[i] = StoredSlot<Storage>(decay(Real(state.slots[k].of[i])));
+          state.slots[k].of[i] = SlotOf<Program>(decay(Real(state.slots[k].of[i])));
         }
       }
     }
     if constexpr (Unnamed::moves) {
       if (left != 0) {
         const int made = gap < table.window ? gap : static_cast<int>(table.window);
-        make_steps<Unnamed>(table, last, made, gap - made, left, state, add);
+        make_steps(table, last, made, gap - made, left, state, add);
       }
     }
   }
 
   // Brings up the row's elements, which are stored next.
-  template <class Rule, class Storage, int count>
-  __device__ __forceinline__ void bring_up(State<Rule, Storage, count>& state) const {
-    using Real = Compute<Storage>;
+  template <int count>
+  __device__ __forceinline__ void bring_up(State<Program, count>& state) const {
     bring_up(state, [&](int i, Real var, Real rest) { state.weights.set(i, var + rest); });
   }
 
   // Makes a step after those that the row has missed.
-  template <class Rule, class Storage, int count>
-  __device__ __forceinline__ void update(State<Rule, Storage, count>& state,
-                                         const Compute<Storage> (&gradient)[count],
-                                         const Scalars<Rule, Storage>& scalars) const {
-    using Real = Compute<Storage>;
+  template <int count>
+  __device__ __forceinline__ void update(State<Program, count>& state,
+                                         const Real (&gradient)[count],
+                                         const ScalarsOf<Program>& scalars) const {
     Real rest[count] = {};
     bring_up(state, [&](int i, Real var, Real left) {
       // A weight of 16 bits has no room for it: then all of it is what is left.
-      state.weights.set(i, drops_bits_of_var<Storage> ? Real(0) : var);
-      rest[i] = drops_bits_of_var<Storage> ? var + left : left;
+      state.weights.set(i, drops_bits_of_var<Program> ? Real(0) : var);
+      rest[i] = drops_bits_of_var<Program> ? var + left : left;
     });
     state.change([&](int i, Real& var, Real* slot) {
       if constexpr (Unnamed::moves) {
-        Shift::template apply<Rule>(var, rest[i], gradient[i], slot, scalars);
+        Program::Shift::template apply<Program>(var, rest[i], gradient[i], slot, scalars);
       } else {
-        Rule::apply(var, gradient[i], slot, scalars);
+        Program::apply(var, gradient[i], slot, scalars);
       }
     });
   }
@@ -236,33 +241,26 @@ struct LateRow {
   __device__ __forceinline__ void count_step(const Lanes& lanes) const { note(now + 1, lanes); }
 };
 
-// Returns a row with the steps that it has made.
-template <class Unnamed, class Shift>
-__device__ __forceinline__ LateRow<Unnamed, Shift> late_row(const LateTable& table, long long row) {
-  Elements<int, 1> last;
-  load<Caching::normal>(last_of(table, row), last);
-  return {table, row, last.of[0], steps_of(table)};
-}
-
-// For `update_rows`: a table's rows that missed steps, or those of several tables.
-template <class Unnamed, class Shift>
-struct OneLateTable {
-  const LateTable& only;
-
-  __device__ __forceinline__ const LateTable& table(long long) const { return only; }
-  __device__ __forceinline__ LateRow<Unnamed, Shift> row(long long, long long row) const {
-    return late_row<Unnamed, Shift>(only, row);
-  }
-};
-template <class Unnamed, class Shift>
+// For `update_rows`: the only table's rows that missed steps, or those of several tables.
+template <class Program>
 struct LateTables {
-  const LateTable* __restrict__ every;
+  const LateTable& only;
+  const LateTable* __restrict__ every;  // not read if there is one group
 
   __device__ __forceinline__ const LateTable& table(long long number) const {
-    return every[number];
+    if constexpr (has_groups<Program>) {
+      return every[number];
+    } else {
+      return only;
+    }
   }
-  __device__ __forceinline__ LateRow<Unnamed, Shift> row(long long number, long long row) const {
-    return late_row<Unnamed, Shift>(every[number], row);
+
+  // Returns a row with the steps that it has made.
+  __device__ __forceinline__ LateRow<Program> row(long long number, long long row) const {
+    const LateTable& its_table = table(number);
+    Elements<int, 1> last;
+    load<Caching::normal>(last_of(its_table, row), last);
+    return {its_table, row, last.of[0], steps_of(its_table)};
   }
 };
 

@@ -7,6 +7,10 @@
 
 namespace gpuopt {
 
+// A row-wise program within one row; see `OfRow`.
+template <class Program>
+using RowOf = WithTypesOf<OfRow<Program>, Program>;
+
 // Adds up a number of each lane, always in the same order; returns the sum to all of them.
 template <class Real>
 __device__ __forceinline__ Real sum_of_lanes(Real mine, const Lanes& lanes) {
@@ -16,12 +20,12 @@ __device__ __forceinline__ Real sum_of_lanes(Real mine, const Lanes& lanes) {
   return mine;
 }
 
-template <class Rule, class Storage, int count, class GradientAt>
-__device__ __forceinline__ void update_row_by(const Target<OfRow<Rule>, Storage>& elements,
-                                              long long row, long long row_width,
-                                              const Lanes& lanes, const GradientAt& gradient_at,
-                                              Scalars<OfRow<Rule>, Storage>& scalars) {
-  using Real = Compute<Storage>;
+template <class Program, int count, class GradientAt>
+__device__ __forceinline__ void update_row_by(const Target<RowOf<Program>>& elements, long long row,
+                                              long long row_width, const Lanes& lanes,
+                                              const GradientAt& gradient_at,
+                                              ScalarsOf<RowOf<Program>>& scalars) {
+  using Real = RealOf<Program>;
   const long long step = lanes.num_lanes * count;
   Real squares = 0;
   for (long long column = lanes.lane * count; column < row_width; column += step) {
@@ -29,7 +33,7 @@ __device__ __forceinline__ void update_row_by(const Target<OfRow<Rule>, Storage>
     gradient_at(column, gradient);
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-      const Real seen = Rule::gradient(gradient[k], scalars);
+      const Real seen = Program::gradient(gradient[k], scalars);
       squares += seen * seen;
     }
   }
@@ -37,7 +41,7 @@ __device__ __forceinline__ void update_row_by(const Target<OfRow<Rule>, Storage>
 #pragma unroll 1  // the state of several packs would take too many registers
   for (long long column = lanes.lane * count; column < row_width; column += step) {
     const long long at = row * row_width + column;
-    State<OfRow<Rule>, Storage, count> state(elements, at);
+    State<RowOf<Program>, count> state(elements, at);
     Real gradient[count];
     gradient_at(column, gradient);
     state.update(gradient, scalars);
@@ -48,33 +52,33 @@ __device__ __forceinline__ void update_row_by(const Target<OfRow<Rule>, Storage>
 // Updates one row. `gradient_at(column, gradient)` writes the gradient of one element, or of a pack
 // if `is_grad_packed`, from a column on; it is called twice for each. Only the first lane reads and
 // writes the row's own numbers.
-template <class Rule, class Storage, class GradientAt>
-__device__ __forceinline__ void update_whole_row(const Target<Rule, Storage>& target, long long row,
+template <class Program, class GradientAt>
+__device__ __forceinline__ void update_whole_row(const Target<Program>& target, long long row,
                                                  long long row_width, const Lanes& lanes,
                                                  bool is_grad_packed, const GradientAt& gradient_at,
-                                                 const Scalars<Rule, Storage>& scalars) {
-  using Real = Compute<Storage>;
-  constexpr int pack = pack_size<Storage>;
-  constexpr int first = OfRow<Rule>::num_slots;
-  Scalars<OfRow<Rule>, Storage> of_row;
-  static_cast<Scalars<Rule, Storage>&>(of_row) = scalars;
+                                                 const ScalarsOf<Program>& scalars) {
+  using Real = RealOf<Program>;
+  constexpr int pack = pack_of<Program>;
+  constexpr int first = RowOf<Program>::num_slots;
+  ScalarsOf<RowOf<Program>> of_row;
+  static_cast<ScalarsOf<Program>&>(of_row) = scalars;
 #pragma unroll
-  for (int k = 0; k < Rule::num_row_slots; ++k) {
-    Elements<StoredSlot<Storage>, 1> mine = {};
+  for (int k = 0; k < Program::num_row_slots; ++k) {
+    Elements<SlotOf<Program>, 1> mine = {};
     if (lanes.lane == 0) load<Caching::evict_first>(target.slots.of[first + k] + row, mine);
     of_row.row_slot[k] = __shfl_sync(mask_of(lanes), Real(mine.of[0]), 0, lanes.num_lanes);
   }
-  const Target<OfRow<Rule>, Storage> elements(target);
+  const Target<RowOf<Program>> elements(target);
   if (is_grad_packed && row_width % pack == 0 && elements.is_pack_aligned()) {
-    update_row_by<Rule, Storage, pack>(elements, row, row_width, lanes, gradient_at, of_row);
+    update_row_by<Program, pack>(elements, row, row_width, lanes, gradient_at, of_row);
   } else {
-    update_row_by<Rule, Storage, 1>(elements, row, row_width, lanes, gradient_at, of_row);
+    update_row_by<Program, 1>(elements, row, row_width, lanes, gradient_at, of_row);
   }
   if (lanes.lane != 0) return;
-  OfRow<Rule>::update_row_slots(of_row);
+  RowOf<Program>::update_row_slots(of_row);
 #pragma unroll
-  for (int k = 0; k < Rule::num_row_slots; ++k) {
-    const Elements<StoredSlot<Storage>, 1> mine = {StoredSlot<Storage>(of_row.row_slot[k])};
+  for (int k = 0; k < Program::num_row_slots; ++k) {
+    const Elements<SlotOf<Program>, 1> mine = {SlotOf<Program>(of_row.row_slot[k])};
     store<Caching::evict_first>(target.slots.of[first + k] + row, mine);
   }
 }

@@ -9,6 +9,7 @@ namespace gpuopt {
 struct RuleDefaults {
   static constexpr int num_row_slots = 0;    // the last slots, with one number for each row
   static constexpr int num_sums = 0;         // scalars that are sums over the variable
+  static constexpr int first_sum = -1;       // the first of them, if a launch is given the sums
   static constexpr int num_averages = 0;     // the first slots, which follow the variable
   static constexpr bool is_clipped = false;  // whether it computes with a clipped gradient
   static constexpr bool is_rounded = false;  // whether what it writes is rounded at random

@@ -1,10 +1,13 @@
 // Sums over each variable, by the block that does the variable's last chunk: nobody waits.
 #pragma once
 #include "block_sum.cuh"
-#include "chunks.cuh"
 #include "last_block.cuh"
+#include "scalars.cuh"
 
 namespace gpuopt {
+
+// How many threads a block has that goes through chunks of variables.
+constexpr int dense_threads = 256;
 
 // Adds up the sums over a variable's chunks, from number `begin` to before `end`, in their order:
 // in the block that is done with the last one, and nobody waits. `num_done` has how many are done:
@@ -30,29 +33,28 @@ __device__ __forceinline__ bool add_up_chunks(const double* parts, long long beg
 
 // Where a kernel that goes through chunks writes what a rule sums over a variable. `first_chunks`
 // holds the number of each variable's first chunk, and at the end the number of all chunks. `parts`
-// is for the sums over each chunk, Rule::num_sums of them. `num_done` has how many chunks of each
-// variable are done: 0 before and after the launch. `of_variables` gets the scalars of each
+// is for the sums over each chunk, Program::num_sums of them. `num_done` has how many chunks of
+// each variable are done: 0 before and after the launch. `of_variables` gets the scalars of each
 // variable: those of its group, and the sums from number `first_sum` on.
-template <class Rule, class Storage>
+template <class Program>
 struct VariableSums {
   const long long* first_chunks;
   double* parts;
   unsigned int* num_done;
   int first_sum;
-  Scalars<Rule, Storage>* of_variables;
+  ScalarsOf<Program>* of_variables;
 
   // Adds up the sums of each thread over a chunk, and after the variable's last one those over its
   // chunks, in their order. Every thread of the block must call it. The scalars are those of
-  // `dense_update_of_groups`. Precondition: the block's threads are a power of 2.
+  // `dense_update`. Precondition: the block's threads are a power of 2.
   __device__ __forceinline__ void finish_chunk(long long chunk, unsigned int variable,
-                                               const Compute<Storage> (&mine)[Rule::num_sums],
-                                               const long long* groups,
-                                               const FewScalarsOf<Rule, Storage>& few_scalars,
-                                               const Scalars<Rule, Storage>* many_scalars) const {
-    constexpr int num_sums = Rule::num_sums;
+                                               const RealOf<Program> (&mine)[Program::num_sums],
+                                               const GroupScalars<Program>& scalars,
+                                               const long long* groups) const {
+    constexpr int num_sums = Program::num_sums;
 #pragma unroll
     for (int k = 0; k < num_sums; ++k) {
-      const Compute<Storage> sum = sum_of_block<dense_threads>(mine[k]);
+      const RealOf<Program> sum = sum_of_block<dense_threads>(mine[k]);
       if (threadIdx.x == 0) parts[chunk * num_sums + k] = static_cast<double>(sum);
     }
     const long long begin = __ldg(&first_chunks[variable]);
@@ -60,12 +62,11 @@ struct VariableSums {
     double of_variable[num_sums];
     if (!add_up_chunks(parts, begin, end, &num_done[variable], of_variable)) return;
     if (threadIdx.x != 0) return;
-    of_variables[variable] =
-        given_scalars<Rule, Storage>(variable, groups, few_scalars, many_scalars);
-    Compute<Storage>* sums = reinterpret_cast<Compute<Storage>*>(of_variables + variable);
+    of_variables[variable] = scalars.given(__ldg(&groups[variable]));
+    RealOf<Program>* sums = reinterpret_cast<RealOf<Program>*>(of_variables + variable);
 #pragma unroll
     for (int k = 0; k < num_sums; ++k) {
-      sums[first_sum + k] = static_cast<Compute<Storage>>(of_variable[k]);
+      sums[first_sum + k] = static_cast<RealOf<Program>>(of_variable[k]);
     }
   }
 };

@@ -20,22 +20,21 @@ from bench.launches import (
 
 pytestmark = [pytest.mark.internal, pytest.mark.gpu, pytest.mark.driver]
 
-UPDATE, OF_GROUPS = "dense_update", "dense_update_of_groups"
+UPDATE = "dense_update"
 # Rules that sum over variables and gradients: these are read twice, and the slot once. Launches,
 # and the bytes of an element: `w` is the variable, `m` its slot, `g` the gradient.
-BY_SUMS = "dense_update_by_sums"
 WITH_SUMS_OF_INPUTS: dict[str, tuple[list[str], float]] = {
     # w g; g, and w m twice
-    "lars, clip_norm": (["measure_inputs", BY_SUMS], 8 + 20),
-    "lars, loss_scale": (["measure_inputs_and_decide", BY_SUMS], 8 + 20),
-    "lars, loss_scale, clip_norm, groups": (["measure_inputs_and_decide", BY_SUMS], 8 + 20),
+    "lars, clip_norm": (["measure_inputs", UPDATE], 8 + 20),
+    "lars, loss_scale": (["measure_inputs_and_decide", UPDATE], 8 + 20),
+    "lars, loss_scale, clip_norm, groups": (["measure_inputs_and_decide", UPDATE], 8 + 20),
     # w g and the sum, which is written
-    "lars, accumulation": (["measure_inputs", BY_SUMS], 16 + 20),
-    "lars, accumulation, clip_norm": (["measure_inputs", BY_SUMS], 16 + 20),
-    "lars, accumulation, loss_scale": (["measure_inputs_and_decide", BY_SUMS], 16 + 20),
+    "lars, accumulation": (["measure_inputs", UPDATE], 16 + 20),
+    "lars, accumulation, clip_norm": (["measure_inputs", UPDATE], 16 + 20),
+    "lars, accumulation, loss_scale": (["measure_inputs_and_decide", UPDATE], 16 + 20),
     # the master or w and the remainder, and g; g, and these and m twice, and w written
-    "lars, clip_norm, masters": (["measure_inputs", BY_SUMS], 6 + 2 + 16 + 2),
-    "lars, clip_norm, remainders": (["measure_inputs", BY_SUMS], 6 + 2 + 16),
+    "lars, clip_norm, masters": (["measure_inputs", UPDATE], 6 + 2 + 16 + 2),
+    "lars, clip_norm, remainders": (["measure_inputs", UPDATE], 6 + 2 + 16),
 }
 # Of the sort of 65,536 rows: three digits of 8 bits tell a million rows apart.
 SORT = ["check_and_count_digits", *["move_rows", "count_digits"] * 2, "move_rows"]
@@ -75,9 +74,7 @@ def expected_of(stages: Collection[str]) -> tuple[list[str], float]:
     if "cautious" in stages:
         launches.append("sum_coded_terms" if "slot_bits" in stages else "sum_terms")
         num_bytes += gradient + slots
-    of_groups = decides or bool({"clip_norm", "clip_value", "cautious", "groups"} & {*stages})
-    of_elements = OF_GROUPS if of_groups else UPDATE
-    launches.append("coded_update" if "slot_bits" in stages else of_elements)
+    launches.append("coded_update" if "slot_bits" in stages else UPDATE)
     num_bytes += gradient + 2 * (whole + slots) + var * has_masters
     if "averages" in stages:
         num_bytes += 2 * 4

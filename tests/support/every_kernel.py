@@ -85,7 +85,7 @@ def kernels_of(rule: UpdateRule) -> list[Kernel]:
             kernel
             for dtype in DTYPES
             for kernel in (
-                kernels.dense_update_of_rows(rule, dtype),
+                kernels.dense_update(rule, dtype),
                 *(kernels.sparse_update(rule, dtype, key) for key in KEYS),
                 kernels.sparse_update(rule, dtype, "uint32", has_groups=True),
             )
@@ -147,7 +147,7 @@ def kernels_of_several_types() -> list[Kernel]:
             kernels.dense_update(scaled(adam), storage, has_groups=True),
             kernels.update_other_rows(scaled(adam), storage, has_groups=True),
             kernels.sum_terms(lamb, storage),
-            kernels.dense_update_of_rows(row_wise, storage),
+            kernels.dense_update(row_wise, storage),
             kernels.sparse_update(adam, storage, "uint32"),
             kernels.update_other_rows(adam, storage),
             kernels.late_update(adam, adam, storage, "uint32"),
@@ -186,7 +186,7 @@ def kernels_of_measured_inputs() -> list[Kernel]:
                 for added in (None, *_added_to(_gradient_of(storage)))
             ),
             *(
-                kernels.dense_update_by_sums(made(of), storage)
+                kernels.dense_update(made(of), storage, is_given_sums=True)
                 for made in (clipped, scaled)
                 for of in (rule, averaged(rule))
             ),
@@ -391,9 +391,28 @@ def kernels_without_rule() -> list[Kernel]:
     ]
 
 
+def types_of(kernel: Kernel) -> set[str]:
+    """Returns the types of C++ of a kernel's arrays and keys; several types of arrays as one."""
+    given = {name: str(value) for name, value in kernel.types.items()}
+    others = {given[name] for name in ("Storage", "Key", "Source", "Index") if name in given}
+    if kernel.rule is None:
+        return others
+    arrays = [given[name] for name in ("Var", "Slot", "Gradient", "Beside")]
+    is_one_type = len(set(arrays[:3])) == 1 and arrays[3] == "gpuopt::Alone"
+    return others | {arrays[0] if is_one_type else f"<{', '.join(arrays)}>"}
+
+
+def has_groups(kernel: Kernel) -> bool:
+    """Whether it is given the scalars of several groups."""
+    given = str(kernel.types.get("GivenScalars", ""))
+    return given.startswith(
+        ("gpuopt::FewScalars", "gpuopt::ClippedScalars", "gpuopt::ScaledScalars")
+    )
+
+
 def is_of_large_table(kernel: Kernel) -> bool:
     """Whether it is of tables with 2**32 rows or more alone."""
-    return "unsigned long long" in kernel.types
+    return "unsigned long long" in kernel.types.values()
 
 
 def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
@@ -404,7 +423,7 @@ def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
             kernels.dense_update(rule, dtype, has_groups=True),
         ]
     if rule.row_slots:
-        return [kernels.dense_update_of_rows(rule, dtype)]
+        return [kernels.dense_update(rule, dtype)]
     return [kernels.dense_update(rule, dtype)]
 
 

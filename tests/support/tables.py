@@ -31,11 +31,12 @@ COMMAND_LINE = ROOT / "docs" / "command_line.md"
 PROGRAM = ROOT / "kernels" / "sample_program.cuh"
 # The text is compared as it is generated.
 SAMPLE = """\
-// What gpuopt generates from the rule `adam` in gpuopt/optimizers/adam.py. Compilers get such a
-// text before a file of kernels/; the kernel in dense_update.cu is then
-//     {expression}
-// Nothing includes this file; `{command}` writes it.
+// What gpuopt generates from the rule `adam` in gpuopt/optimizers/adam.py, for compilers to read
+// before dense_update.cu, and the program that they read after it, for float32 variables. Then
+// {expression}
+// is a kernel. Nothing includes this file; `{command}` writes it.
 // clang-format off
+{rule}
 {program}
 """
 
@@ -63,7 +64,12 @@ def pages() -> dict[Path, str]:
 
 def sample_program() -> str:
     kernel = dense_update(adam, "float32")
-    return SAMPLE.format(expression=kernel.expression, program=adam.cpp, command=COMMAND)
+    return SAMPLE.format(
+        expression=kernel.expression,
+        rule=adam.cpp,
+        program="\n".join(kernel.struct),
+        command=COMMAND,
+    )
 
 
 def with_example(page: Path) -> str:

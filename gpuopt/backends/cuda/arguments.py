@@ -28,8 +28,8 @@ class Arguments:
 
         Args:
             kernel: What they are for.
-            given: By parameter: for a pointer an array, or None if it is optional; a number; for a
-                struct a NamedTuple of these.
+            given: By parameter: for a pointer an array, or, if it is optional, None or nothing; a
+                number; for a struct a NamedTuple of these.
             memory: The launcher.
 
         Raises:

@@ -396,7 +396,6 @@ class CudaBackend:
         rows = add_sort(sequence, self._launcher, workspace, indices, height, flag)
         gradients = {
             "only_gradient": TableGradient(0, self._launcher.address(values)),
-            "gradients": None,
             "num_tables": 1,
         }
         parts = add_pieces(

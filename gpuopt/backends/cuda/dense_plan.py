@@ -293,25 +293,18 @@ class DensePlan:
     def _bind(
         self, rule: UpdateRule, storage: Storage, scalars: dict[str, Any], refused: Any
     ) -> Launch | SummedLaunch:
-        shape, arguments, groups = self._shape(), self._arguments(refused), self._groups_or_zeros()
-        if "sums" in scalars:
-            arguments["groups"] = to_device(self._launcher, groups)
-            by_sums = kernels.dense_update_by_sums(rule, storage)
-            return self._launcher.bind(by_sums, *shape, **scalars, **arguments)
-        if rule.sums:
+        arguments, is_given_sums = self._arguments(refused), "sums" in scalars
+        if rule.sums and not is_given_sums:
             forms = kernels.sum_terms(rule, storage), kernels.dense_update(rule, storage, True)
             return self._bind_summed(rule, storage, scalars, forms, arguments)
-        if rule.row_slots:
-            widths = np.array([math.prod(self._shapes[i][1:]) for i in self._positions], np.int64)
-            arguments["groups"] = to_device(self._launcher, groups)
-            arguments["widths"] = to_device(self._launcher, widths)
-            of_rows = kernels.dense_update_of_rows(rule, storage)
-            return self._launcher.bind(of_rows, *shape, **scalars, **arguments)
         has_groups = self._has_groups(rule)
         if has_groups:
-            arguments["groups"] = to_device(self._launcher, groups)
-        kernel = kernels.dense_update(rule, storage, has_groups)
-        return self._launcher.bind(kernel, *shape, **scalars, **arguments)
+            arguments["groups"] = to_device(self._launcher, self._groups_or_zeros())
+        if rule.row_slots:
+            widths = np.array([math.prod(self._shapes[i][1:]) for i in self._positions], np.int64)
+            arguments["widths"] = to_device(self._launcher, widths)
+        kernel = kernels.dense_update(rule, storage, has_groups, is_given_sums)
+        return self._launcher.bind(kernel, *self._shape(), **scalars, **arguments)
 
     def _bind_summed(
         self,
@@ -344,7 +337,6 @@ class DensePlan:
             "chunks": to_device(self._launcher, self._chunks),
             "num_chunks": len(self._chunks),
             "chunk_size": self._chunk_size,
-            "grads": None,
             "few_grads": FewGradients([0] * FEW_GRADIENTS),
             "refused": refused,
         }

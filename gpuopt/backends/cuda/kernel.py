@@ -1,19 +1,24 @@
-"""What a kernel is: a function template of `kernels/`, with its types filled in."""
+"""What a kernel is: a function template of `kernels/`, with its type filled in."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
 import struct
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
-from gpuopt.backends.cuda.parameters import Parameter
+from gpuopt.backends.cuda.parameters import Parameter, Pointer
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.sources import kernel_root
 from gpuopt.rules.update_rule import UpdateRule
 
+# The types that a struct is named after, of a rule's arrays and of others.
+_OF_ARRAYS = ("Var", "Slot", "Gradient")
+_OTHERS = ("Beside", "Storage", "Source", "Key", "Index", "Given")
 # Bytes: each argument begins at a multiple, as no type in C++ that is declared needs more.
 WORD = 8
 
@@ -34,7 +39,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """One kernel, compiled for one set of types.
+    """One kernel, compiled for one type, or for a struct that has several.
+
+    A template has one parameter, as CuPy before 14.2 compiles others anew in each process
+    (github.com/cupy/cupy/issues/10173). What a rule's kernel is compiled for is a program: a struct
+    that is derived from the rule's functor.
 
     What is declared here must hold in C++, too. The compiler checks it, except for the names of
     parameters, which tests compare.
@@ -42,16 +51,17 @@ class Kernel:
     Attributes:
         function: Its name in namespace gpuopt; `<function>.cu` of `kernels/` unless `file` says.
         parameters: What it takes, in order, under the names that they have in C++.
-        types: C++ template arguments.
-        rule: The rule whose functor is one of them.
-        other_rows: The rule of rows without a gradient, if its functor is one of them, too.
+        types: What the template's argument has, types of C++ and integers, by name; or that type
+            itself, if it is the only one and there is no rule.
+        rule: The rule that the argument is derived from.
+        other_rows: The rule of rows without a gradient, if its functor is one of the types.
         file: Where the function stands.
         constants: The values of constants in C++ that the host relies on.
     """
 
     function: str
     parameters: Mapping[str, Parameter]
-    types: tuple[str, ...] = ()
+    types: Mapping[str, str | int] = dataclasses.field(default_factory=dict)
     rule: UpdateRule | None = None
     file: str = ""
     constants: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -60,8 +70,53 @@ class Kernel:
     @computed_once
     def expression(self) -> str:
         """The function's name in C++, as NVRTC takes it."""
-        arguments = f"<{', '.join(self.types)}>" if self.types else ""
-        return f"gpuopt::{self.function}{arguments}"
+        return f"gpuopt::{self.function}{f'<{self.argument}>' if self.types else ''}"
+
+    @computed_once
+    def argument(self) -> str:
+        """The template's argument in C++; "" of a function that is no template."""
+        if self._is_struct:
+            return f"gpuopt::{self._struct_name}"
+        return str(next(iter(self.types.values()), ""))
+
+    @property
+    def struct(self) -> list[str]:
+        """C++ that defines the argument after the function's own file; none of a type alone."""
+        if not self._is_struct:
+            return []
+        struct = f"struct {self._struct_name}{self._base} {{\n{self._body}}};"
+        return [f"namespace gpuopt {{\n{struct}\n}}"]
+
+    @property
+    def _is_struct(self) -> bool:
+        return len(self.types) > 1 or self.rule is not None
+
+    @property
+    def _base(self) -> str:
+        return "" if self.rule is None else f" : {self.rule.functor}"
+
+    @property
+    def _body(self) -> str:
+        return "".join(
+            f"  static constexpr int {name} = {value};\n"
+            if isinstance(value, int)
+            else f"  using {name} = {value};\n"
+            for name, value in self.types.items()
+        )
+
+    @computed_once
+    def _struct_name(self) -> str:
+        """The rule's name and the types, for people; a digest tells it from all others."""
+        functor = "types" if self.rule is None else self.rule.functor.rpartition("::")[2]
+        arrays, others = (
+            [str(self.types[name]) for name in names if name in self.types]
+            for names in (_OF_ARRAYS, _OTHERS)
+        )
+        if len(set(arrays)) == 1 and "gpuopt::Alone" in others:
+            arrays = arrays[:1]
+        digest = hashlib.sha256(f"{self._base} {self._body}".encode()).hexdigest()[:8]
+        words = re.findall(r"[A-Za-z0-9]+", " ".join((*arrays, *others)).replace("gpuopt::", ""))
+        return "_".join((functor, *words, digest))
 
     @property
     def name(self) -> str:
@@ -115,7 +170,7 @@ class Kernel:
     @property
     def pieces(self) -> list[str]:
         """C++ that has the function, and compiles only if it is as declared, piece by piece."""
-        return [*self.definitions, f'#include "{self.own_file}"', *self.assertions]
+        return [*self.definitions, f'#include "{self.own_file}"', *self.struct, *self.assertions]
 
     @computed_once
     def source(self) -> str:
@@ -123,8 +178,9 @@ class Kernel:
         return "".join(f"{piece}\n" for piece in self.pieces)
 
     def check_names(self, given: Collection[str]) -> None:
-        """Raises TypeError if an argument is missing or unknown."""
-        missing = [name for name in self.parameters if name not in given]
+        """Raises TypeError if an argument is missing or unknown; a null pointer may be left out."""
+        needed = (name for name, each in self.parameters.items() if not _may_be_null(each))
+        missing = [name for name in needed if name not in given]
         unknown = [name for name in given if name not in self.parameters]
         if missing or unknown:
             raise TypeError(
@@ -148,6 +204,10 @@ class Kernel:
         """How many words the pointers and arguments take."""
         sizes = [struct.calcsize(parameter.code) for parameter in self.parameters.values()]
         return len(sizes) + sum(-(-size // WORD) for size in sizes)
+
+
+def _may_be_null(parameter: Parameter) -> bool:
+    return isinstance(parameter, Pointer) and parameter.is_optional
 
 
 def _assertion(condition: str, declaration: str) -> str:

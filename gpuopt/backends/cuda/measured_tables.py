@@ -42,8 +42,7 @@ class MeasuredTables:
         num_parts = -(-kind.num_rows // MEASURED_ROWS)
         parts = workspace.take("squares", num_parts, "float64")
         rows = self._tables.add_sort(workspace, tables, refused)
-        given = {"gradients": None, **self._tables.gradients_of(tables)}
-        given["num_tables"] = len(tables)
+        given = {**self._tables.gradients_of(tables), "num_tables": len(tables)}
         run_parts = add_pieces(
             self._measure, launcher, workspace, rows, kind.dtype, kind.width, given, refused
         )

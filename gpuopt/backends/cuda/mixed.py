@@ -10,7 +10,7 @@ from gpuopt.backends.cuda.parameters import CPP_TYPES, name_of
 
 
 class Mixed(NamedTuple):
-    """The types of an update's arrays; see `Mixed` in kernels/shared/storage.cuh.
+    """The types of an update's arrays; see kernels/shared/program.cuh.
 
     Attributes:
         var: numpy's name of the variable's.
@@ -64,16 +64,20 @@ class WrittenTypes(NamedTuple):
         return [self.var.itemsize, *[self.slots.itemsize] * num_slots, *beside]
 
 
-def cpp_storage(storage: Storage) -> str:
-    """Returns the template argument."""
-    if isinstance(storage, str):
-        return CPP_TYPES[storage]
-    types = [CPP_TYPES[each] for each in storage[:-1]]
-    if storage.beside:
-        is_split = storage.beside == SPLIT
-        kept = "Split" if is_split else f"Copied<{CPP_TYPES[storage.beside]}>"
-        types.append(f"gpuopt::{kept}")
-    return f"gpuopt::Mixed<{', '.join(types)}>"
+def cpp_types(storage: Storage) -> dict[str, str]:
+    """Returns the types of C++ that a program stores its arrays in, by their names there."""
+    var, slots, gradient, beside = (
+        (storage, storage, storage, "") if isinstance(storage, str) else storage
+    )
+    kept = "Alone"
+    if beside:
+        kept = "Split" if beside == SPLIT else f"Copied<{CPP_TYPES[beside]}>"
+    return {
+        "Var": CPP_TYPES[var],
+        "Slot": CPP_TYPES[slots],
+        "Gradient": CPP_TYPES[gradient],
+        "Beside": f"gpuopt::{kept}",
+    }
 
 
 def real_of(storage: Storage) -> str:

@@ -42,7 +42,7 @@ class ScalarArguments:
             factors: See `Backend.apply_dense`.
         """
         if not self._has_groups:
-            return {"scalars": kernels.scalars_of(self._rule, scalars[0])}
+            return {"scalars": kernels.scalars_of(self._rule, scalars[0]), "many_scalars": None}
         names = self._rule.scalars
         # Quicker than an array of lists.
         rows = np.fromiter((each[name] for each in scalars for name in names), self._real)
@@ -50,7 +50,7 @@ class ScalarArguments:
         if len(scalars) > self._few:
             by_value, on_device = b"", self._many.set(rows, self._real)
         few = self._by_value(by_value, factors, len(scalars))
-        return {"few_scalars": few, "many_scalars": on_device}
+        return {"scalars": few, "many_scalars": on_device}
 
     def _by_value(
         self, rows: bytes, factors: Any, num_scalars: int

@@ -33,6 +33,9 @@ from gpuopt.rules.scaled import scaled
 from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
+# The arguments that say where gradients are.
+_GRADIENTS = ("only_gradient", "gradients")
+
 
 class SparseKind(NamedTuple):
     """What launches are prepared for.
@@ -173,10 +176,9 @@ class SparseLaunches:
                 for table, first_key in zip(tables, self._tables.first_keys, strict=True)
                 if table.behind is not None
             ]
+            given["only_late"] = late[0]
             if self._kind.has_groups:
                 given["late_tables"] = self._late_tables.set(late)
-            else:
-                given["only_late"] = late[0]
         return given
 
     def _row_bytes(self) -> list[int]:
@@ -200,8 +202,8 @@ class SparseLaunches:
         kind = self._kind.tables
         every, factors = scalars
         of_tables = self._scalars.of(_of_tables(tables, every, factors), factors)
-        given = {"gradients": None, "arrays": None, **self._arguments_of(tables)}
-        where = {name: given[name] for name in ("only_gradient", "gradients")}
+        given = self._arguments_of(tables)
+        where = {name: value for name, value in given.items() if name in _GRADIENTS}
         where["num_tables"] = len(tables)
         parts = add_pieces(
             self._update, self._launcher, workspace, rows, kind.dtype, kind.width, where, refused
@@ -250,7 +252,8 @@ class SparseLaunches:
     ) -> list[dict[str, Any]]:
         """Returns the arguments for the scalars of each table's rows without a gradient."""
         if not self._rule_of_others.is_scaled:
-            return [self._scalars_of_others.of([scalars[table.group]]) for table in tables]
+            each = (self._scalars_of_others.of([scalars[table.group]]) for table in tables)
+            return [{**of_table, "table": 0} for of_table in each]
         of_tables = self._scalars_of_others.of(_of_tables(tables, scalars, factors), factors)
         return [{**of_tables, "table": number} for number in range(len(tables))]
 

@@ -13,7 +13,7 @@ from gpuopt.backends.cuda.structs import ClippedScalars, FewScalars, ScaledScala
 from gpuopt.rules.update_rule import UpdateRule
 
 # The arguments for the groups' scalars.
-_SCALARS = ("few_scalars", "many_scalars")
+_SCALARS = ("scalars", "many_scalars")
 
 
 class SummedLaunch:
@@ -71,7 +71,7 @@ class SummedLaunch:
             *shape,
             **chunks,
             groups=to_device(launcher, numbers[:-1]),
-            few_scalars=_of_variables(scalars["few_scalars"]),
+            scalars=_of_variables(scalars["scalars"]),
             many_scalars=each,
         )
 
@@ -80,7 +80,7 @@ class SummedLaunch:
         scalars = {name: arguments.pop(name) for name in _SCALARS if name in arguments}
         self._sum.replace(**arguments, **scalars)
         if scalars:
-            arguments["few_scalars"] = _of_variables(scalars["few_scalars"])
+            arguments["scalars"] = _of_variables(scalars["scalars"])
         self._update.replace(**arguments)
 
     def start(self) -> None:
@@ -90,9 +90,9 @@ class SummedLaunch:
 
 
 def _of_variables(
-    few_scalars: FewScalars | ClippedScalars | ScaledScalars,
+    scalars: FewScalars | ClippedScalars | ScaledScalars,
 ) -> FewScalars | ClippedScalars | ScaledScalars:
     """Returns the argument of the second launch, whose scalars the first one has chosen."""
-    if isinstance(few_scalars, ScaledScalars):
-        few_scalars = few_scalars._replace(num_groups=0)
-    return few_scalars._replace(of=b"")
+    if isinstance(scalars, ScaledScalars):
+        scalars = scalars._replace(num_groups=0)
+    return scalars._replace(of=b"")

@@ -248,7 +248,7 @@ def test_groups_take_the_launches_of_one_and_no_new_memory(
                 clock.synchronize()
         assert not counts
         assert not page_locked
-        names.append([each.name.split("<")[0].replace("_of_groups", "") for each in launches])
+        names.append([each.name.split("<")[0] for each in launches])
     kernels_of_both = [[each for each in of_one if "update" in each] for of_one in names]
     assert kernels_of_both[0] == kernels_of_both[1]
     assert len(kernels_of_both[0]) == 2 * 2

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from every_kernel import (
     IS_FULL,
+    has_groups,
     kernels_of,
     kernels_of_accumulation,
     kernels_of_codes,
@@ -19,6 +20,7 @@ from every_kernel import (
     kernels_with_rounding,
     kernels_without_rule,
     rules_to_compile,
+    types_of,
 )
 from four_slots import four_slots
 from nvrtc import ARCHITECTURES, compile_together, ptx_of
@@ -41,24 +43,26 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     1024 threads with 64 registers, 768 with 80, and in blocks of 128, 640 with 96 and 512 with 128.
     """
     is_sparse_update = kernel.function.startswith("sparse_update")
-    slots = 0 if kernel.rule is None else len(kernel.rule.slots)
+    slots, types = 0 if kernel.rule is None else len(kernel.rule.slots), types_of(kernel)
+    is_dense_update = kernel.function == "dense_update"
+    is_given_sums = "first_sum" in kernel.types
     if kernel.function.startswith("late_update"):  # besides, what rows have missed
         # Of 16 bits, a thread has 8 elements; of each, what is left of the weight as it was moved.
-        is_wide = not {"double", "__half", "__nv_bfloat16"}.isdisjoint(kernel.types)
-        is_wide |= kernel.function.endswith("_of_groups")
+        is_wide = not {"double", "__half", "__nv_bfloat16"}.isdisjoint(types)
+        is_wide |= has_groups(kernel)
         return 128 if is_wide or architecture != ARCHITECTURES[0] else 96
     if kernel.function == "bring_up_rows":
         return 80 if architecture == ARCHITECTURES[0] else 96
-    if kernel.function == "dense_update_of_rows":
-        return 128 if slots > 2 and "double" in kernel.types else 80  # two blocks of 256
-    if kernel.function == "dense_update_by_sums":  # as many as launch bounds ask for, at least
-        return 128 if "double" in kernel.types else 80
+    if is_dense_update and kernel.rule is not None and kernel.rule.row_slots:
+        return 128 if slots > 2 and "double" in types else 80  # two blocks of 256
+    if is_given_sums:  # as many as launch bounds ask for, at least
+        return 128 if "double" in types else 80
     is_averaged = kernel.rule is not None and "average" in kernel.rule.slots
-    storage = kernel.types[-1] if kernel.types else ""
-    if is_averaged and ("coded" in kernel.function or storage not in ("float", "double")):
+    storage = next((each for each in types if each.startswith("<")), "")
+    if is_averaged and ("coded" in kernel.function or types.isdisjoint({"float", "double"})):
         # Two blocks of 256, or three: more elements are in registers than a rule has of itself.
         is_scaled = kernel.rule.is_scaled
-        has_wide_average = "float" not in storage.replace("bfloat16", "")  # beside 16 bits alone
+        has_wide_average = "float" not in kernel.types.values()  # beside 16 bits alone
         has_many_slots = slots > 2 and "coded" in kernel.function
         has_many_slots |= slots > 3 and kernel.rule.is_rounded
         return 128 if is_scaled or has_wide_average or has_many_slots else 80
@@ -68,15 +72,14 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
         return 80 if slots == 1 else 96
     if kernel.function.startswith("measure_inputs"):
         return 80  # a variable's packs beside a gradient's
-    is_scaled_group = kernel.function == "dense_update_of_groups" and kernel.rule.is_scaled
+    is_scaled_group = is_dense_update and has_groups(kernel) and kernel.rule.is_scaled
     is_rounded = kernel.rule is not None and kernel.rule.is_rounded
-    if is_scaled_group and (is_rounded or (slots > 2 and "double" in kernel.types)):
-        return 128  # two blocks of 256, as with 96: `blocks_of_groups` asks for them
-    has_groups = kernel.function.endswith("_of_groups") or kernel.function == "sum_terms"
-    if has_groups and slots > 1 + is_sparse_update:
+    if is_scaled_group and (is_rounded or (slots > 2 and "double" in types)):
+        return 128  # two blocks of 256, as with 96: `blocks_of_updates` asks for them
+    if has_groups(kernel) and slots > 1 + is_sparse_update:
         if is_sparse_update:
             return 128
-        return 96 if slots > 2 and "double" in kernel.types else 80  # the group's scalars, too
+        return 96 if slots > 2 and "double" in types else 80  # the group's scalars, too
     if (is_sparse_update or kernel.function == "sum_pieces") and architecture != ARCHITECTURES[0]:
         return 128
     if kernel.function.startswith("measure_rows"):  # blocks of 256: as launch bounds ask for
@@ -84,15 +87,15 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     if kernel.function == "sort_few_rows":  # one block
         return 128
     if is_sparse_update:  # several rows' gradients beside the rule's state
-        return 80 if slots < 3 and "float" in kernel.types else 96
-    has_wide_gradient = bool(kernel.types) and kernel.types[-1].endswith(" float>")
+        return 80 if slots < 3 and "float" in types else 96
+    has_wide_gradient = kernel.types.get("Gradient") == "float" and "float" not in types
     if is_rounded and has_wide_gradient and slots > 2 and architecture == "sm_120":
         return 80  # random bits beside gradients of 32 bits: with 64 registers, some spill
     wide = {"double", "unsigned long long"}
     if architecture == "sm_75":  # it has no instructions for bfloat16
         wide |= {"__nv_bfloat16"}
     bfloat16 = re.findall(r"__nv_bfloat16", storage)
-    return 80 if wide & {*kernel.types, *bfloat16} else 64
+    return 80 if wide & {*types, *bfloat16} else 64
 
 
 def test_kernels_compile_without_spills_within_their_registers() -> None:
@@ -202,14 +205,11 @@ def wrong_declarations() -> dict[str, tuple[Kernel, str]]:
         ),
         "parameter of another type": (
             with_parameters(move_rows, counts=Pointer("uint64")),
-            declared(
-                "parameter 4 of gpuopt::move_rows<long long, unsigned int>, counts, "
-                "as unsigned long long*"
-            ),
+            declared(f"parameter 4 of {move_rows.expression}, counts, as unsigned long long*"),
         ),
         "parameter too many": (
             with_parameters(move_rows, more=Number("int32")),
-            declared("gpuopt::move_rows<long long, unsigned int> with 10 parameters"),
+            declared(f"{move_rows.expression} with 10 parameters"),
         ),
         "constant of another value": (
             replace(move_rows, constants={"gpuopt::tile_size": 2048}),

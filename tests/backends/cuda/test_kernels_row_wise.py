@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulator.emulator import EmulatorLauncher
-from every_kernel import kernels_of, kernels_without_rule
+from every_kernel import kernels_of, kernels_without_rule, types_of
 from kernel_updates import Arrays, Update, apply_dense, apply_sparse, check, copy_of, sparse_case
 
 from gpuopt.backends import Target
@@ -31,9 +31,7 @@ def kernels_are_compiled() -> None:
     """Compiles the kernels of this file at once, on all cores."""
     every = [*kernels_without_rule(), *kernels_of(rule)]
     EmulatorLauncher().prepare(
-        kernel
-        for kernel in every
-        if "__half" not in kernel.types and "__nv_bfloat16" not in kernel.types
+        kernel for kernel in every if types_of(kernel).isdisjoint({"__half", "__nv_bfloat16"})
     )
 
 
@@ -164,7 +162,7 @@ def test_rows_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None:
         each.ctypes.data - 4 * width * before for each in (update.grad, update.var, m)
     )
     launcher.launch(
-        kernels.dense_update_of_rows(rule, "float32"),
+        kernels.dense_update(rule, "float32"),
         1,
         DENSE_THREADS,
         variables=np.array([(before + 2) * width, var, m_start, v.ctypes.data - 4 * before]),
@@ -176,7 +174,7 @@ def test_rows_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None:
         chunk_size=MAX_CHUNK,
         grads=np.array([grad]),
         few_grads=FewGradients([0] * FEW_GRADIENTS),
-        few_scalars=FewScalars(
+        scalars=FewScalars(
             np.array([scalars[name] for name in rule.scalars], np.float32).tobytes()
         ),
         many_scalars=None,

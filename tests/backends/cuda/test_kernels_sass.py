@@ -15,6 +15,7 @@ from every_kernel import (
     kernels_of_codes,
     kernels_without_rule,
     rules_to_compile,
+    types_of,
 )
 from every_optimizer import update_rules
 from nvrtc import compile_together
@@ -94,11 +95,7 @@ def test_two_keys_that_tell_where_a_run_begins_are_in_flight_together(
 
 
 def test_a_sum_of_a_runs_rows_has_eight_of_them_in_flight(tmp_path: Path) -> None:
-    group = [
-        kernel
-        for kernel in kernels_without_rule()
-        if kernel.expression == "gpuopt::sum_pieces<float, unsigned int>"
-    ]
+    group = [kernels.sum_pieces("float32", "uint32")]
     [instructions] = compiled(group, "sm_90", tmp_path)
     assert sum(count >= 8 for count in loads_in_flight(instructions)) >= 3
 
@@ -298,15 +295,15 @@ def test_a_stage_that_is_off_costs_no_instruction(tmp_path: Path) -> None:
     for header, old, new in (
         (
             update,
-            "Rule::follow(is_cut ? Real(StoredVar<Storage>(value)) : value, slot, scalars);",
+            "Program::follow(is_cut ? Real(VarOf<Program>(value)) : value, slot, scalars);",
             "",
         ),
-        (update, "this->template round<drops_bits_of_var<Storage>>(i, scalars, value, slot);", ""),
+        (update, "this->template round<drops_bits_of_var<Program>>(i, scalars, value, slot);", ""),
         (update, "this->count_from(at);", ""),
         (update, "shifted.count_from(begin);", ""),
-        (update, "struct Target : Numbering<Rule> {", "struct Target {"),
-        (update, "struct State : Numbering<Rule> {", "struct State {"),
-        (update, "\n      : Numbering<Rule>(target) {", " {"),
+        (update, "struct Target : Numbering<Program> {", "struct Target {"),
+        (update, "struct State : Numbering<Program> {", "struct State {"),
+        (update, "\n      : Numbering<Program>(target) {", " {"),
     ):
         assert header.read_text().count(old) == 1
         header.write_text(header.read_text().replace(old, new))
@@ -367,7 +364,7 @@ def test_norms_of_gradients_move_16_bytes_at_a_time(tmp_path: Path) -> None:
     for kernel, instructions in zip(group, compiled(group, "sm_90", tmp_path), strict=True):
         counted = accesses(instructions)
         assert packs(counted, "LDG") >= 1, (kernel.expression, counted)
-        adds = "rows" not in kernel.function and len(kernel.types) == 2
+        adds = "rows" not in kernel.function and kernel.types.get("Given") != "gpuopt::AsTheyAre"
         assert packs(counted, "STG") >= adds, (kernel.expression, counted)
         assert not any(name.startswith(("LDL", "STL")) for name in counted), kernel.expression
 
@@ -382,7 +379,7 @@ def test_sums_of_pieces_move_16_bytes_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_75"] if IS_FULL else ["sm_90"])
 def test_updates_of_codes_move_8_of_them_at_a_time(architecture: str, tmp_path: Path) -> None:
-    group = [kernel for kernel in kernels_of_codes() if "float" in kernel.types]
+    group = [kernel for kernel in kernels_of_codes() if "float" in types_of(kernel)]
     for kernel, instructions in zip(group, compiled(group, architecture, tmp_path), strict=True):
         counted = accesses(instructions)
         where = (kernel.expression, counted)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dtypes import DTYPES_BY_NAME, TYPES_OF_KERNELS
 from emulator.emulator import EmulatorLauncher
-from every_kernel import kernels_of, kernels_without_rule
+from every_kernel import kernels_of, kernels_without_rule, types_of
 from every_optimizer import rules_of_each_shape, rules_of_other_rows_alone, update_rules
 from kernel_updates import (
     Arrays,
@@ -84,10 +84,10 @@ def kernels_are_compiled(request: pytest.FixtureRequest) -> None:
 
 def is_launched(kernel: Kernel) -> bool:
     """Whether a test of this file launches it, as far as that goes by its types."""
-    if OF_THREADS and {"double", "__half", "__nv_bfloat16"} & {*kernel.types}:
+    if OF_THREADS and {"double", "__half", "__nv_bfloat16"} & types_of(kernel):
         return False
     by_index = kernel.function in ("sparse_update", "sum_pieces", "sum_runs")
-    return not by_index or kernel.types[-1] == "unsigned int"
+    return not by_index or kernel.types["Key"] == "unsigned int"
 
 
 @pytest.fixture(params=ORDERS, ids=lambda seed: f"order-{seed}")

@@ -124,7 +124,9 @@ def test_a_launch_passes_what_cupy_would(cupy: Any, launcher: Any, name: str) ->
     cupy.cuda.get_current_stream().synchronize()
     with stream, driver.record_launches() as launches:
         launcher.launch(kernel, 3, 64, **given)
-        load(kernel)((3,), (64,), tuple(by_value(cupy, given[each]) for each in kernel.parameters))
+        load(kernel)(
+            (3,), (64,), tuple(by_value(cupy, given.get(each)) for each in kernel.parameters)
+        )
     ours, cupys = launches
     assert ours == cupys
     assert ours.stream == stream.ptr

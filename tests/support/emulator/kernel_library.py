@@ -237,6 +237,7 @@ def _name(flags: Sequence[str], source: str, folders: Sequence[Path]) -> str:
 def _source(kernels: Sequence[Kernel]) -> str:
     """A translation unit for kernels of one file, with the headers that any of them needs."""
     definitions = dict.fromkeys(each for kernel in kernels for each in kernel.definitions)
+    structs = dict.fromkeys(piece for kernel in kernels for piece in kernel.struct)
     assertions = dict.fromkeys(line for kernel in kernels for line in kernel.assertions)
     bounds = _launch_bounds(kernels[0])
     entries = []
@@ -253,6 +254,7 @@ def _source(kernels: Sequence[Kernel]) -> str:
             "namespace {",
             *definitions,
             f'#include "{kernels[0].own_file}"',
+            *structs,
             *assertions,
             "namespace gpuopt {",
             *bounds.values(),

@@ -3,8 +3,6 @@
 from gpuopt.backends.cuda.kernels.dense import (
     coded_update,
     dense_update,
-    dense_update_by_sums,
-    dense_update_of_rows,
     sum_coded_terms,
     sum_terms,
 )
@@ -48,8 +46,6 @@ __all__ = [
     "copy_rows",
     "count_digits",
     "dense_update",
-    "dense_update_by_sums",
-    "dense_update_of_rows",
     "few_groups",
     "form_of_scalars",
     "gather_rows",

@@ -9,12 +9,13 @@ from gpuopt.backends.cuda.kernels.common import INT32, INT64, OF_CODES, REFUSED,
 from gpuopt.backends.cuda.kernels.of_rules import (
     GROUPS,
     coded_variables,
-    scalars_of_groups,
+    given_scalars,
+    program,
     scalars_struct,
     variables,
 )
 from gpuopt.backends.cuda.launch_shapes import DENSE_THREADS
-from gpuopt.backends.cuda.mixed import Storage, cpp_storage, real_of
+from gpuopt.backends.cuda.mixed import Storage, real_of
 from gpuopt.backends.cuda.parameters import Parameter, Pointer, struct_of
 from gpuopt.backends.cuda.structs import Chunk, FewGradients
 from gpuopt.rules.slot_codes import Coding, packed_codings
@@ -33,67 +34,45 @@ _OF_DENSE_UPDATE = {"gpuopt::dense_threads": DENSE_THREADS}
 
 
 @cache
-def dense_update(rule: UpdateRule, storage: Storage, has_groups: bool = False) -> Kernel:
-    scalars: dict[str, Parameter] = {"scalars": scalars_struct(rule, storage)}
-    if has_groups:
-        scalars = {"groups": GROUPS, **scalars_of_groups(rule, storage)}
-    return _of_dense_update(
-        "dense_update_of_groups" if has_groups else "dense_update",
-        {"variables": variables(rule, storage), **_CHUNKS, **scalars, "refused": REFUSED},
-        rule,
-        storage,
-    )
-
-
-@cache
-def dense_update_by_sums(rule: UpdateRule, storage: Storage) -> Kernel:
-    return _of_dense_update(
-        "dense_update_by_sums",
+def dense_update(
+    rule: UpdateRule, storage: Storage, has_groups: bool = False, is_given_sums: bool = False
+) -> Kernel:
+    """Returns the kernel that updates; row-wise rules and those with sums have groups."""
+    first_sum = {"first_sum": rule.scalars.index(rule.sums[0])} if is_given_sums else {}
+    has_groups = has_groups or is_given_sums or bool(rule.row_slots)
+    return Kernel(
+        "dense_update",
         {
             "variables": variables(rule, storage),
             **_CHUNKS,
             "groups": GROUPS,
-            **scalars_of_groups(rule, storage),
-            "sums": Pointer("float64"),
+            **given_scalars(rule, storage, has_groups),
+            "widths": Pointer("int64", is_optional=True),
+            "sums": Pointer("float64", is_optional=True),
             "refused": REFUSED,
         },
+        program(rule, storage, has_groups, **first_sum),
         rule,
-        storage,
-        str(rule.scalars.index(rule.sums[0])),
-    )
-
-
-@cache
-def dense_update_of_rows(rule: UpdateRule, storage: Storage) -> Kernel:
-    return _of_dense_update(
-        "dense_update_of_rows",
-        {
-            "variables": variables(rule, storage),
-            **_CHUNKS,
-            "groups": GROUPS,
-            "widths": Pointer("int64"),
-            **scalars_of_groups(rule, storage),
-            "refused": REFUSED,
-        },
-        rule,
-        storage,
+        constants=_OF_DENSE_UPDATE,
     )
 
 
 @cache
 def sum_terms(rule: UpdateRule, storage: Storage) -> Kernel:
-    return _of_dense_update(
+    return Kernel(
         "sum_terms",
         {
             "variables": variables(rule, storage),
             **_CHUNKS,
             "groups": GROUPS,
-            **scalars_of_groups(rule, storage),
+            **given_scalars(rule, storage, True),
             **_variable_sums(rule, storage),
             "refused": REFUSED,
         },
+        program(rule, storage, True),
         rule,
-        storage,
+        file="dense_update.cu",
+        constants=_OF_DENSE_UPDATE,
     )
 
 
@@ -105,19 +84,6 @@ def _variable_sums(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
         "first_sum": INT32,
         "of_variables": Pointer(real_of(storage), scalars_struct(rule, storage)),
     }
-
-
-def _of_dense_update(
-    function: str, parameters: dict[str, Parameter], rule: UpdateRule, storage: Storage, *more: str
-) -> Kernel:
-    return Kernel(
-        function,
-        parameters,
-        (rule.functor, cpp_storage(storage), *more),
-        rule,
-        file="dense_update.cu",
-        constants=_OF_DENSE_UPDATE,
-    )
 
 
 @cache
@@ -144,12 +110,12 @@ def _of_coded_update(
             "variables": coded_variables(rule),
             **_CHUNKS,
             "groups": GROUPS,
-            **scalars_of_groups(rule, storage),
+            **given_scalars(rule, storage, True),
             "words": UINT32S,
             **more,
             "refused": REFUSED,
         },
-        (rule.functor, str(packed_codings(codings)), cpp_storage(storage)),
+        program(rule, storage, True, codings=packed_codings(codings)),
         rule,
         file="coded_update.cu",
         constants={**_OF_DENSE_UPDATE, **OF_CODES},

@@ -8,7 +8,7 @@ from gpuopt.backends.clips import ClipForm
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.kernels.common import INT32, INT64, REFUSED, TABLES, UINT32S
 from gpuopt.backends.cuda.launch_shapes import CLIP_CHUNK, CLIP_THREADS, MEASURED_ROWS, WARP
-from gpuopt.backends.cuda.mixed import Storage, cpp_storage, real_of
+from gpuopt.backends.cuda.mixed import Storage, cpp_types, real_of
 from gpuopt.backends.cuda.parameters import CPP_TYPES, Number, Parameter, Pointer, Struct, struct_of
 from gpuopt.backends.cuda.structs import (
     NOTHING_IS_WRONG,
@@ -69,7 +69,7 @@ def sum_squares(dtype: str) -> Kernel:
     return Kernel(
         "sum_squares",
         {**_CLIPPED, "sums": Pointer("float64")},
-        (CPP_TYPES[dtype],),
+        {"Storage": CPP_TYPES[dtype]},
         file="clip.cu",
         constants=_OF_CLIP,
     )
@@ -85,7 +85,7 @@ def add_squares(real: str) -> Kernel:
             "is_root": INT32,
             "result": Pointer(real),
         },
-        (CPP_TYPES[real],),
+        {"Real": CPP_TYPES[real]},
         file="clip.cu",
         constants=_OF_CLIP,
     )
@@ -97,7 +97,7 @@ def scale_to_norm(dtype: str) -> Kernel:
     return Kernel(
         "scale_to_norm",
         {**_CLIPPED, "norm": Pointer(real), "most": Number(real), "formula": INT32},
-        (CPP_TYPES[dtype],),
+        {"Storage": CPP_TYPES[dtype]},
         file="clip.cu",
         constants=_OF_CLIP,
     )
@@ -109,7 +109,7 @@ def measure(dtype: str, decides: bool = False, added: str | None = None) -> Kern
     return Kernel(
         "measure_and_decide" if decides else "measure",
         {**_GIVEN, **(_DECIDING if decides else _SUMMED)},
-        (CPP_TYPES[dtype], *_given(added)),
+        {"Storage": CPP_TYPES[dtype], "Given": _given(added)},
         file="clip.cu",
         constants={**_OF_CLIP, **_OF_DECISION} if decides else _OF_CLIP,
     )
@@ -129,7 +129,7 @@ def measure_inputs(
             "sums": Pointer("float64"),
             **(_DECIDING if decides else _SUMMED),
         },
-        (rule.functor, cpp_storage(storage), *_given(added)),
+        {**cpp_types(storage), "Given": _given(added)},
         rule,
         file="measure_inputs.cu",
         constants={**_OF_CHUNKS, **_OF_DECISION} if decides else _OF_CHUNKS,
@@ -149,7 +149,7 @@ def measure_rows(dtype: str, key: str, decides: bool = False) -> Kernel:
             "refused": REFUSED,
             **(_DECIDING if decides else _SUMMED),
         },
-        (CPP_TYPES[dtype], CPP_TYPES[key]),
+        {"Storage": CPP_TYPES[dtype], "Key": CPP_TYPES[key]},
         file="measure_rows.cu",
         constants={**_OF_MEASURE_ROWS, **_OF_DECISION} if decides else _OF_MEASURE_ROWS,
     )
@@ -168,11 +168,12 @@ def join_sums(decides: bool = False) -> Kernel:
             "results": Pointer("float64", struct_of(ClipResult)),
             **({"decision": struct_of(LossDecision)} if decides else {}),
         },
-        (struct_of(LossDecision).cpp_type,) if decides else (),
+        {"Decision": struct_of(LossDecision).cpp_type} if decides else {},
         file="clip.cu",
         constants={**_OF_CLIP, **_OF_DECISION} if decides else _OF_CLIP,
     )
 
 
-def _given(added: str | None) -> tuple[str, ...]:
-    return () if added is None else (CPP_TYPES[added],)
+def _given(added: str | None) -> str:
+    """Returns the type of gradients that are added to sums."""
+    return "gpuopt::AsTheyAre" if added is None else CPP_TYPES[added]

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from gpuopt.backends.backend import Scalars
-from gpuopt.backends.cuda.mixed import Storage, num_beside, real_of
+from gpuopt.backends.cuda.mixed import Storage, cpp_types, num_beside, real_of
 from gpuopt.backends.cuda.parameters import (
     CPP_TYPES,
     Number,
@@ -29,7 +29,7 @@ from gpuopt.backends.cuda.structs import (
 )
 from gpuopt.rules.update_rule import UpdateRule
 
-GROUPS = Pointer("int64")
+GROUPS = Pointer("int64", is_optional=True)
 
 
 @cache
@@ -63,14 +63,20 @@ def scalars_struct(rule: UpdateRule, storage: Storage) -> Struct:
     return Struct(f"{functor}::Scalars<{CPP_TYPES[real]}>", fields)
 
 
-def scalars_of_groups(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
-    """The scalars of several groups: by value, or on the device."""
-    one = scalars_struct(rule, storage)
-    few = struct_of(form_of_scalars(rule), Scalars=one, count=few_groups(rule, storage))
-    return {
-        "few_scalars": few,
-        "many_scalars": Pointer(real_of(storage), one, is_optional=True),
-    }
+def given_scalars(rule: UpdateRule, storage: Storage, has_groups: bool) -> dict[str, Parameter]:
+    """The scalars of one group, by value, or of several: by value, or on the device."""
+    given = one = scalars_struct(rule, storage)
+    if has_groups:
+        given = struct_of(form_of_scalars(rule), Scalars=one, count=few_groups(rule, storage))
+    return {"scalars": given, "many_scalars": Pointer(real_of(storage), one, is_optional=True)}
+
+
+def program(
+    rule: UpdateRule, storage: Storage, has_groups: bool, **more: str | int
+) -> dict[str, str | int]:
+    """What a program has besides its rule: see kernels/shared/program.cuh."""
+    scalars = given_scalars(rule, storage, has_groups)["scalars"]
+    return {**cpp_types(storage), "GivenScalars": scalars.cpp_type, **more}
 
 
 def variables(rule: UpdateRule, storage: Storage) -> Pointer:

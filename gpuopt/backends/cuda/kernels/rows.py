@@ -79,7 +79,7 @@ def count_digits(key: str) -> Kernel:
             "next_group_counts": UINT32S,
             "refused": REFUSED,
         },
-        (CPP_TYPES[key],),
+        {"Key": CPP_TYPES[key]},
         file="sort_rows.cu",
         constants=_OF_SORT_ROWS,
     )
@@ -99,7 +99,7 @@ def check_and_count_digits(index: str) -> Kernel:
             "next_group_counts": UINT32S,
             "refused": REFUSED,
         },
-        (CPP_TYPES[index],),
+        {"Key": CPP_TYPES[index]},
         file="sort_rows.cu",
         constants=_OF_SORT_ROWS,
     )
@@ -120,7 +120,7 @@ def move_rows(source: str, key: str) -> Kernel:
             "sorted_positions": UINT32S,
             "refused": REFUSED,
         },
-        (CPP_TYPES[source], CPP_TYPES[key]),
+        {"Source": CPP_TYPES[source], "Key": CPP_TYPES[key]},
         file="sort_rows.cu",
         constants=_OF_SORT_ROWS,
     )
@@ -138,7 +138,7 @@ def sort_few_rows(source: str, key: str) -> Kernel:
             "sorted_positions": UINT32S,
             "refused": REFUSED,
         },
-        (CPP_TYPES[source], CPP_TYPES[key]),
+        {"Source": CPP_TYPES[source], "Key": CPP_TYPES[key]},
         constants={**_OF_SORT_ROWS, "gpuopt::few_rows": FEW_ROWS},
     )
 
@@ -155,7 +155,7 @@ def sum_pieces(dtype: str, key: str) -> Kernel:
             "lanes_per_row": INT32,
             "refused": REFUSED,
         },
-        (CPP_TYPES[dtype], CPP_TYPES[key]),
+        {"Storage": CPP_TYPES[dtype], "Key": CPP_TYPES[key]},
         file="sparse_update.cu",
         constants=OF_SPARSE_UPDATE,
     )
@@ -175,7 +175,7 @@ def sum_runs(dtype: str, key: str) -> Kernel:
             "sums": Pointer(real_of(dtype)),
             "lanes_per_row": INT32,
         },
-        (CPP_TYPES[dtype], CPP_TYPES[key]),
+        {"Storage": CPP_TYPES[dtype], "Key": CPP_TYPES[key]},
         file="sparse_update.cu",
         constants=OF_SPARSE_UPDATE,
     )
@@ -190,7 +190,7 @@ def mark_rows(key: str) -> Kernel:
             "touched": UINT32S,
             "refused": REFUSED,
         },
-        (CPP_TYPES[key],),
+        {"Key": CPP_TYPES[key]},
         file="sparse_update.cu",
         constants=OF_SPARSE_UPDATE,
     )

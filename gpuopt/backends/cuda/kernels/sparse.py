@@ -20,12 +20,12 @@ from gpuopt.backends.cuda.kernels.common import (
 from gpuopt.backends.cuda.kernels.of_rules import (
     arrays_struct,
     coded_arrays,
-    scalars_of_groups,
-    scalars_struct,
+    given_scalars,
+    program,
 )
 from gpuopt.backends.cuda.launch_shapes import NUM_POWERS, POWER_BITS
-from gpuopt.backends.cuda.mixed import Storage, cpp_storage, real_of
-from gpuopt.backends.cuda.parameters import CPP_TYPES, Parameter, Pointer, struct_of
+from gpuopt.backends.cuda.mixed import Storage, real_of
+from gpuopt.backends.cuda.parameters import CPP_TYPES, Parameter, Pointer, Struct, struct_of
 from gpuopt.backends.cuda.structs import LateTable, SortedRows
 from gpuopt.rules.shift import cpp_type
 from gpuopt.rules.slot_codes import Coding, packed_codings
@@ -42,24 +42,17 @@ _OF_CATCH_UP = {
 
 @cache
 def sparse_update(rule: UpdateRule, storage: Storage, key: str, has_groups: bool = False) -> Kernel:
-    scalars: dict[str, Parameter] = {"scalars": scalars_struct(rule, storage)}
     return Kernel(
-        "sparse_update_of_groups" if has_groups else "sparse_update",
+        "sparse_update",
         {
-            **TABLES,
-            "only_arrays": arrays_struct(rule, storage),
-            "arrays": Pointer("int64", is_optional=True),
-            "rows": struct_of(SortedRows, Key=key),
-            "parts": Pointer(real_of(storage)),
-            "row_width": INT64,
-            **(scalars_of_groups(rule, storage) if has_groups else scalars),
+            **_of_sorted_rows(arrays_struct(rule, storage), storage, key),
+            **given_scalars(rule, storage, has_groups),
             "touched": _TOUCHED,
             "lanes_per_row": INT32,
             "refused": REFUSED,
         },
-        (rule.functor, cpp_storage(storage), CPP_TYPES[key]),
+        program(rule, storage, has_groups, Key=CPP_TYPES[key]),
         rule,
-        file="sparse_update.cu",
         constants=OF_SPARSE_UPDATE,
     )
 
@@ -68,41 +61,22 @@ def sparse_update(rule: UpdateRule, storage: Storage, key: str, has_groups: bool
 def late_update(
     rule: UpdateRule, other_rows: UpdateRule, storage: Storage, key: str, has_groups: bool = False
 ) -> Kernel:
-    numbers: dict[str, Parameter] = {
-        "scalars": scalars_struct(rule, storage),
-        "only_late": _LATE_TABLE,
-    }
-    if has_groups:
-        numbers = {
-            **scalars_of_groups(rule, storage),
-            "late_tables": Pointer("int64", _LATE_TABLE),
-        }
+    unnamed = _unnamed(rule, other_rows)
     return Kernel(
-        "late_update_of_groups" if has_groups else "late_update",
+        "late_update",
         {
-            **TABLES,
-            "only_arrays": arrays_struct(rule, storage),
-            "arrays": Pointer("int64", is_optional=True),
-            "rows": struct_of(SortedRows, Key=key),
-            "parts": Pointer(real_of(storage)),
-            "row_width": INT64,
-            **numbers,
+            **_of_sorted_rows(arrays_struct(rule, storage), storage, key),
+            **given_scalars(rule, storage, has_groups),
+            "only_late": _LATE_TABLE,
+            "late_tables": Pointer("int64", _LATE_TABLE, is_optional=True),
             "num_done": UINT32S,
             "lanes_per_row": INT32,
             "refused": REFUSED,
         },
-        (
-            rule.functor,
-            *_unnamed(rule, other_rows),
-            cpp_storage(storage),
-            CPP_TYPES[key],
-        ),
+        program(rule, storage, has_groups, Key=CPP_TYPES[key], **unnamed),
         rule,
         file="catch_up.cu",
-        constants={
-            **_OF_CATCH_UP,
-            **_of_late_numbers(other_rows, storage),
-        },
+        constants={**_OF_CATCH_UP, **_of_late_numbers(other_rows, storage)},
         other_rows=other_rows,
     )
 
@@ -120,28 +94,29 @@ def bring_up_rows(other_rows: UpdateRule, dtype: str, index: str) -> Kernel:
             "late": _LATE_TABLE,
             "lanes_per_row": INT32,
         },
-        (_unnamed(other_rows, other_rows)[0], CPP_TYPES[dtype], CPP_TYPES[index]),
+        program(
+            other_rows,
+            dtype,
+            has_groups=False,
+            Index=CPP_TYPES[index],
+            **_unnamed(other_rows, other_rows),
+        ),
+        other_rows,
         file="catch_up.cu",
         constants={**_OF_CATCH_UP, **_of_late_numbers(other_rows, dtype)},
-        other_rows=other_rows,
     )
 
 
 @cache
 def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = False) -> Kernel:
-    scalars: dict[str, Parameter] = {"scalars": scalars_struct(rule, storage)}
-    of_groups = {**scalars_of_groups(rule, storage), "table": INT64}
     return Kernel(
-        "update_other_rows_of_groups" if has_groups else "update_other_rows",
+        "update_other_rows",
         {
             "arrays": arrays_struct(rule, storage),
-            "size": INT64,
-            "row_width": INT64,
-            **(of_groups if has_groups else scalars),
-            "touched": UINT32S,
+            **_of_other_rows(rule, storage, has_groups),
             "refused": REFUSED,
         },
-        (rule.functor, cpp_storage(storage)),
+        program(rule, storage, has_groups),
         rule,
         file="sparse_update.cu",
         constants=OF_SPARSE_UPDATE,
@@ -152,22 +127,16 @@ def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = Fal
 def update_coded_rows(
     rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage, key: str
 ) -> Kernel:
-    functor, packed = rule.functor, str(packed_codings(codings))
     return Kernel(
         "update_coded_rows",
         {
-            **TABLES,
-            "only_arrays": coded_arrays(rule),
-            "arrays": Pointer("int64", is_optional=True),
-            "rows": struct_of(SortedRows, Key=key),
-            "parts": Pointer(real_of(storage)),
-            "row_width": INT64,
-            **scalars_of_groups(rule, storage),
+            **_of_sorted_rows(coded_arrays(rule), storage, key),
+            **given_scalars(rule, storage, True),
             "touched": _TOUCHED,
             "words": UINT32S,
             "refused": REFUSED,
         },
-        (functor, packed, cpp_storage(storage), CPP_TYPES[key]),
+        program(rule, storage, True, Key=CPP_TYPES[key], codings=packed_codings(codings)),
         rule,
         file="coded_rows.cu",
         constants={**OF_TOUCHED_ROWS, **OF_CODES},
@@ -178,37 +147,54 @@ def update_coded_rows(
 def update_other_coded_rows(
     rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage, has_groups: bool = False
 ) -> Kernel:
-    scalars: dict[str, Parameter] = {"scalars": scalars_struct(rule, storage)}
-    of_groups = {**scalars_of_groups(rule, storage), "table": INT64}
     return Kernel(
-        "update_other_coded_rows_of_groups" if has_groups else "update_other_coded_rows",
+        "update_other_coded_rows",
         {
             "arrays": coded_arrays(rule),
-            "size": INT64,
-            "row_width": INT64,
-            **(of_groups if has_groups else scalars),
-            "touched": UINT32S,
+            **_of_other_rows(rule, storage, has_groups),
             "words": UINT32S,
             "refused": REFUSED,
         },
-        (rule.functor, str(packed_codings(codings)), cpp_storage(storage)),
+        program(rule, storage, has_groups, codings=packed_codings(codings)),
         rule,
         file="coded_rows.cu",
         constants={**OF_TOUCHED_ROWS, **OF_CODES},
     )
 
 
-def _unnamed(rule: UpdateRule, other_rows: UpdateRule) -> tuple[str, str, str]:
-    """What happens to rows without a gradient, and to the variable in others; the step's scalar.
+def _of_sorted_rows(arrays: Struct, storage: Storage, key: str) -> dict[str, Parameter]:
+    """What updates of tables take: their gradients and arrays, and the sorted rows."""
+    return {
+        **TABLES,
+        "only_arrays": arrays,
+        "arrays": Pointer("int64", is_optional=True),
+        "rows": struct_of(SortedRows, Key=key),
+        "parts": Pointer(real_of(storage)),
+        "row_width": INT64,
+    }
 
-    The first two are types of C++.
-    """
+
+def _of_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool) -> dict[str, Parameter]:
+    """What updates of rows without a gradient take, after the arrays."""
+    return {
+        "size": INT64,
+        "row_width": INT64,
+        **given_scalars(rule, storage, has_groups),
+        "table": INT64,
+        "touched": UINT32S,
+    }
+
+
+def _unnamed(rule: UpdateRule, other_rows: UpdateRule) -> dict[str, str | int]:
+    """What happens to rows without a gradient, and to the variable in others; the step's scalar."""
     unnamed = other_rows.unnamed
     assert unnamed is not None, "an optimizer without it refuses the option"
-    functor, movement = other_rows.functor, unnamed.movement
-    step_scalar = -1 if movement is None else rule.scalars.index(movement.step)
-    of_others = unnamed.cpp_type(functor, other_rows.slots, other_rows.scalars)
-    return of_others, cpp_type(rule), str(step_scalar)
+    movement = unnamed.movement
+    return {
+        "Unnamed": unnamed.cpp_type(other_rows.functor, other_rows.slots, other_rows.scalars),
+        "Shift": cpp_type(rule),
+        "step_scalar": -1 if movement is None else rule.scalars.index(movement.step),
+    }
 
 
 def _of_late_numbers(other_rows: UpdateRule, storage: Storage) -> dict[str, int]:

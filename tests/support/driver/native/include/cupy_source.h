@@ -9,5 +9,7 @@
 #include <cupy/math_constants.h>
 
 #include <cupy/atomics.cuh>
+#if __has_include(<cupy/bfloat16.cuh>)  // since CuPy 14
 #include <cupy/bfloat16.cuh>
 #include <cupy/float16.cuh>
+#endif
