@@ -101,13 +101,16 @@ def runs_of_groups(
 ) -> list[tuple[Given, dict[str, Variable]]]:
     """Returns each group's hyperparameters and variables: torch numbers them group by group.
 
+    Variables that do not decay have a group of their own.
+
     Raises:
         ValueError: variables of one group do not follow each other.
     """
     every = [optimizer.hyperparameters, *optimizer.groups]
+    every += [{**given, "weight_decay": 0.0} for given in every]
     runs = [
         (number, dict(run))
-        for number, run in groupby(named.items(), lambda item: optimizer._group_of(item[1]))
+        for number, run in groupby(named.items(), lambda item: optimizer._group_of_scalars(item[1]))
     ]
     seen: set[int] = set()
     for number, run in runs:

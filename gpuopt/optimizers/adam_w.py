@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from gpuopt.optimizers.adam import AdamOptimizer
-from gpuopt.optimizers.base import Additions, CatchUpOption, Hyperparameter
+from gpuopt.optimizers.base import CatchUpOption, DecayAdditions, Hyperparameter
 from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
 
 
@@ -17,10 +17,12 @@ class AdamWOptimizer(RuleWithWeightDecay, AdamOptimizer):
     As in TensorFlow, `weight_decay` is not multiplied by the learning rate, and its digits are not
     rounded to float32. A sparse gradient lets the rows decay that it names; Adam moves every row.
     `minimize` and `apply_gradients` take `decay_var_list`: the variables that decay, by default
-    all. It is TensorFlow's `contrib.opt.AdamWOptimizer`.
+    `decay_variables`. It is TensorFlow's `contrib.opt.AdamWOptimizer`.
 
     Args:
         weight_decay: The part of the weights that a step takes away.
+        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
+            see `RuleOptimizer`.
         learning_rate: Step size.
         beta1: Decay of the gradient's average `m`.
         beta2: Decay of the squared gradient's average `v`.
@@ -47,7 +49,7 @@ class AdamWOptimizer(RuleWithWeightDecay, AdamOptimizer):
         name: str = "AdamW",
         *,
         catch_up: CatchUpOption = False,
-        **common: Unpack[Additions],
+        **common: Unpack[DecayAdditions],
     ) -> None:
         super().__init__(
             weight_decay,

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from gpuopt.optimizers.base import (
-    Common,
+    DecayCommon,
     Hyperparameter,
     StepCountingOptimizer,
     update_rule,
@@ -75,7 +75,7 @@ class LAMBOptimizer(StepCountingOptimizer):
 
     The norms are over a whole variable. It is Apex's `FusedLAMB`, with gradients that are averaged
     and decay in `u`. As there, a variable without decay takes the steps `w -= learning_rate * u`,
-    unless `use_nvlamb` is True: give biases and norms a group whose `weight_decay` is 0. Apex also
+    unless `use_nvlamb` is True: `decay_variables="matrices"` leaves out biases and norms. Apex also
     scales all gradients to a global norm of 1, as `clip_norm=1.0, clip_form="apex"` does. optax's
     `lamb` has the ratio for all variables, as with `use_nvlamb`, and no decay by default.
 
@@ -89,6 +89,8 @@ class LAMBOptimizer(StepCountingOptimizer):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         weight_decay: How much of the weights is in `u`.
+        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
+            see `RuleOptimizer`.
         use_nvlamb: Whether variables without decay have the ratio of norms, too.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
@@ -105,7 +107,7 @@ class LAMBOptimizer(StepCountingOptimizer):
         epsilon: Hyperparameter = 1e-6,
         weight_decay: Hyperparameter = 0.01,
         use_nvlamb: bool = False,
-        **common: Unpack[Common],
+        **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(
             common,
@@ -129,3 +131,9 @@ class LAMBOptimizer(StepCountingOptimizer):
             "weight_decay": real(decay),
             "is_adapted": real(self._use_nvlamb or decay != 0),
         }
+
+    def _scalars_of_variant(
+        self, variant: int, scalars: Mapping[str, np.floating[Any]]
+    ) -> Mapping[str, np.floating[Any]]:
+        scalars = super()._scalars_of_variant(variant, scalars)
+        return {**scalars, "is_adapted": scalars["is_adapted"].dtype.type(self._use_nvlamb)}

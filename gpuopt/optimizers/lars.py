@@ -8,7 +8,8 @@ from typing import Any, Unpack
 import numpy as np
 
 from gpuopt.optimizers.base import (
-    Additions,
+    DecayAdditions,
+    DecayCommon,
     Hyperparameter,
     RuleOptimizer,
     require_not_negative,
@@ -18,7 +19,10 @@ from gpuopt.optimizers.base.hyperparameters import with_all_digits
 from gpuopt.optimizers.momentum import momentum as plain_momentum
 from gpuopt.optimizers.momentum import nesterov_momentum
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.variables.variable import known_identity
+from gpuopt.variables.variable import Variable
+
+# Of variables that have neither a ratio nor a decay: see `RuleOptimizer._variant_of`.
+_SKIPPED = 2
 
 
 def _lars_terms(var: Any, grad: Any, momentum: Any, **_: Any) -> Sequence[Any]:
@@ -41,21 +45,15 @@ def lars(
     eeta: Any,
     epsilon: Any,
     is_nesterov: Any,
+    is_adapted: Any,
     weights_squared: Any,
     gradient_squared: Any,
 ) -> None:
-    if weights_squared > 0 and gradient_squared > 0:
+    if is_adapted > 0 and weights_squared > 0 and gradient_squared > 0:
         norm = np.sqrt(weights_squared)
         scale = np.sqrt(gradient_squared) + weight_decay * norm + epsilon
         learning_rate = learning_rate * (eeta * norm / scale)
     _move(var, learning_rate * (grad + weight_decay * var), momentum, decay, is_nesterov)
-
-
-@update_rule
-def unscaled_lars(
-    var: Any, grad: Any, momentum: Any, *, learning_rate: Any, decay: Any, is_nesterov: Any
-) -> None:
-    _move(var, learning_rate * grad, momentum, decay, is_nesterov)
 
 
 def _move(var: Any, step: Any, momentum: Any, decay: Any, is_nesterov: Any) -> None:
@@ -82,6 +80,8 @@ class LARSOptimizer(RuleOptimizer):
         learning_rate: Step size.
         momentum: What remains of the accumulator after a step; not below 0.
         weight_decay: How much of the weights is added to a gradient; not below 0.
+        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
+            see `RuleOptimizer`.
         eeta: How far a variable moves in a step, in units of its own norm.
         epsilon: Bounds the ratio where gradients are small.
         name, on_nonfinite: See `Optimizer`.
@@ -107,14 +107,15 @@ class LARSOptimizer(RuleOptimizer):
         name: str = "LARSOptimizer",
         skip_list: Iterable[str] | None = None,
         use_nesterov: bool = False,
-        **common: Unpack[Additions],
+        **common: Unpack[DecayAdditions],
     ) -> None:
         is_one = isinstance(skip_list, str) or not isinstance(skip_list, Iterable | None)
         texts: list[Any] = [skip_list] if is_one else [*(skip_list or ())]
         if is_one or [text for text in texts if not isinstance(text, str)]:
             raise TypeError(f"skip_list must be a list of texts, got {skip_list!r}")
+        every: DecayCommon = {"use_locking": False, "name": name, **common}
         super().__init__(
-            {"use_locking": False, "name": name, **common},
+            every,
             learning_rate=learning_rate,
             momentum=momentum,
             weight_decay=weight_decay,
@@ -136,6 +137,7 @@ class LARSOptimizer(RuleOptimizer):
             **{name: real(self._hyper(name)) for name in names},
             "decay": real(self._hyper("momentum")),
             "is_nesterov": real(self._is_nesterov),
+            "is_adapted": real(1),
         }
 
     def _sparse_scalars(
@@ -148,14 +150,22 @@ class LARSOptimizer(RuleOptimizer):
             "decay": real(np.float32(scalars["decay"])),
         }
 
-    def _rules_of(self, variables: Sequence[Any], is_sparse: bool) -> Sequence[UpdateRule] | None:
+    def _rule_of_call(self, variables: Sequence[Any], is_sparse: bool) -> tuple[UpdateRule, bytes]:
+        rule, choice = super()._rule_of_call(variables, is_sparse)
         if is_sparse:
             rule = nesterov_momentum if self._is_nesterov else plain_momentum
-            return [rule] * len(variables)
-        if not self._skipped:
-            return None
-        return [unscaled_lars if self._skips(variable) else lars for variable in variables]
+        return rule, choice
 
-    def _skips(self, variable: Any) -> bool:
-        identity = known_identity(variable)
-        return identity is not None and bool([t for t in self._skipped if t in identity.name])
+    def _variant_of(self, variable: Variable) -> int:
+        is_skipped = any(text in variable.name for text in self._skipped)
+        return _SKIPPED if is_skipped else super()._variant_of(variable)
+
+    def _scalars_of_variant(
+        self, variant: int, scalars: Mapping[str, np.floating[Any]]
+    ) -> Mapping[str, np.floating[Any]]:
+        if "weight_decay" not in scalars:  # those of a sparse gradient, which nothing decays by
+            return scalars
+        scalars = super()._scalars_of_variant(variant, scalars)
+        if variant == _SKIPPED:
+            scalars = {**scalars, "is_adapted": scalars["is_adapted"].dtype.type(0)}
+        return scalars

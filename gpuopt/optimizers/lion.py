@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuopt.optimizers.base import (
     AllDigitsOptimizer,
-    Common,
+    DecayCommon,
     Hyperparameter,
     update_rule,
 )
@@ -33,14 +33,16 @@ class LionOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
     advises learning rates of a third to a tenth of AdamW's, and a decay as much larger.
 
     A sparse gradient updates the rows it names, and lets them decay. `minimize` and
-    `apply_gradients` take `decay_var_list`: the variables that decay, by default all. Python floats
-    keep all digits.
+    `apply_gradients` take `decay_var_list`: the variables that decay, by default
+    `decay_variables`. Python floats keep all digits.
 
     Args:
         learning_rate: How far each weight moves.
         beta1: How much of `m`, against the gradient, is in the direction.
         beta2: Decay of the gradient's average `m`.
         weight_decay: Times the learning rate, the part of the weights that a step takes away.
+        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
+            see `RuleOptimizer`.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
         clip_norm, clip_value, clip_form: See `RuleOptimizer`.
@@ -54,7 +56,7 @@ class LionOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
         beta1: Hyperparameter = 0.9,
         beta2: Hyperparameter = 0.99,
         weight_decay: Hyperparameter = 0.0,
-        **common: Unpack[Common],
+        **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(
             weight_decay, common, learning_rate=learning_rate, beta1=beta1, beta2=beta2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from gpuopt.optimizers.base import Additions, Hyperparameter
+from gpuopt.optimizers.base import DecayAdditions, Hyperparameter
 from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
 from gpuopt.optimizers.momentum import MomentumOptimizer
 
@@ -16,11 +16,13 @@ class MomentumWOptimizer(RuleWithWeightDecay, MomentumOptimizer):
 
     As in TensorFlow, `weight_decay` is not multiplied by the learning rate, and its digits are not
     rounded to float32. A sparse gradient updates the rows it names. `minimize` and
-    `apply_gradients` take `decay_var_list`: the variables that decay, by default all. It is
-    TensorFlow's `contrib.opt.MomentumWOptimizer`.
+    `apply_gradients` take `decay_var_list`: the variables that decay, by default
+    `decay_variables`. It is TensorFlow's `contrib.opt.MomentumWOptimizer`.
 
     Args:
         weight_decay: The part of the weights that a step takes away.
+        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
+            see `RuleOptimizer`.
         learning_rate: Step size.
         momentum: What remains of the accumulator after a step.
         use_nesterov: Look ahead along the accumulator.
@@ -37,7 +39,7 @@ class MomentumWOptimizer(RuleWithWeightDecay, MomentumOptimizer):
         use_locking: bool = False,
         name: str = "MomentumW",
         use_nesterov: bool = False,
-        **common: Unpack[Additions],
+        **common: Unpack[DecayAdditions],
     ) -> None:
         super().__init__(
             weight_decay, learning_rate, momentum, use_locking, name, use_nesterov, **common

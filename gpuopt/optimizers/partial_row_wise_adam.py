@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from gpuopt.optimizers.base import (
-    Common,
+    DecayCommon,
     Hyperparameter,
     StepCountingOptimizer,
     update_rule,
@@ -53,7 +53,8 @@ class PartialRowWiseAdamOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
     A sparse gradient updates the rows it names, and lets them decay: gradients of a row are added
     up before they are squared. `t` counts all steps, also those that do not name a row; it is the
     variable `step`, float64, shared by all variables. `minimize` and `apply_gradients` take
-    `decay_var_list`: the variables that decay, by default all. Python floats keep all digits.
+    `decay_var_list`: the variables that decay, by default `decay_variables`. Python floats keep
+    all digits.
 
     Squares, their sum and the mean are computed in float32 for float16 and bfloat16, else in the
     variable's type: the sum overflows above 3e38, or 1.8e308 in float64. `v` has the variable's
@@ -67,6 +68,8 @@ class PartialRowWiseAdamOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
         beta2: Decay of the average `v` of a row's mean squares.
         epsilon: Keeps the division finite.
         weight_decay: Times the learning rate, the part of the weights that a step takes away.
+        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
+            see `RuleOptimizer`.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
         clip_norm, clip_value, clip_form: See `RuleOptimizer`.
@@ -81,7 +84,7 @@ class PartialRowWiseAdamOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
         beta2: Hyperparameter = 0.999,
         epsilon: Hyperparameter = 1e-8,
         weight_decay: Hyperparameter = 0.0,
-        **common: Unpack[Common],
+        **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(
             weight_decay,

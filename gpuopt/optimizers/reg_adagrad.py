@@ -62,5 +62,6 @@ class RegAdagradOptimizer(AdagradOptimizer):
     def _avoids(self) -> bool:
         return getattr(self._avoiding, "now", False)
 
-    def _rules_of(self, variables: Sequence[Any], is_sparse: bool) -> Sequence[UpdateRule] | None:
-        return [frozen_adagrad] * len(variables) if self._avoids else None
+    def _rule_of_call(self, variables: Sequence[Any], is_sparse: bool) -> tuple[UpdateRule, bytes]:
+        rule, choice = super()._rule_of_call(variables, is_sparse)
+        return frozen_adagrad if self._avoids else rule, choice

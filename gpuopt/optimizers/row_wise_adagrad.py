@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuopt.optimizers.base import (
     AllDigitsOptimizer,
-    Common,
+    DecayCommon,
     Hyperparameter,
     require_not_negative,
     require_number,
@@ -43,7 +43,7 @@ class RowWiseAdagradOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
 
     A sparse gradient updates the rows it names, and lets them decay: gradients of a row are added
     up before they are squared. `minimize` and `apply_gradients` take `decay_var_list`: the
-    variables that decay, by default all. Python floats keep all digits.
+    variables that decay, by default `decay_variables`. Python floats keep all digits.
 
     Squares, their sum and the mean are computed in float32 for float16 and bfloat16, else in the
     variable's type: the sum overflows above 3e38, or 1.8e308 in float64. `n` has the variable's
@@ -56,6 +56,8 @@ class RowWiseAdagradOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
         initial_accumulator_value: What `n` starts with, 0 or more.
         epsilon: Keeps the division finite.
         weight_decay: Times the learning rate, the part of the weights that a step takes away.
+        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
+            see `RuleOptimizer`.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
         clip_norm, clip_value, clip_form: See `RuleOptimizer`.
@@ -73,7 +75,7 @@ class RowWiseAdagradOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
         initial_accumulator_value: float = 0.0,
         epsilon: Hyperparameter = 1e-8,
         weight_decay: Hyperparameter = 0.0,
-        **common: Unpack[Common],
+        **common: Unpack[DecayCommon],
     ) -> None:
         require_number(initial_accumulator_value=initial_accumulator_value)
         require_not_negative(initial_accumulator_value=initial_accumulator_value)

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizers.base import Common, Hyperparameter, update_rule
+from gpuopt.optimizers.base import DecayCommon, Hyperparameter, update_rule
 from gpuopt.optimizers.base.schedule_free import ScheduleFreeOptimizer
 
 
@@ -19,14 +19,14 @@ def schedule_free_adam_w(
     v: Any,
     *,
     step_size: Any,
-    decay: Any,
+    weight_decay: Any,
     beta1: Any,
     beta2: Any,
     epsilon: Any,
     weight: Any,
 ) -> None:
     v += (1 - beta2) * (grad * grad - v)
-    step = step_size * grad / (np.sqrt(v) + epsilon) + decay * var
+    step = step_size * grad / (np.sqrt(v) + epsilon) + weight_decay * var
     kept = (1 - weight) * (z_minus_y - beta1 * step)
     var += z_minus_y - step - kept
     z_minus_y[...] = kept
@@ -55,6 +55,8 @@ class ScheduleFreeAdamWOptimizer(ScheduleFreeOptimizer):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         weight_decay: Times the learning rate, the part of `y` that a step takes from `z`.
+        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
+            see `RuleOptimizer`.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
         clip_norm, clip_value, clip_form: See `RuleOptimizer`.
@@ -72,7 +74,7 @@ class ScheduleFreeAdamWOptimizer(ScheduleFreeOptimizer):
         beta2: Hyperparameter = 0.999,
         epsilon: Hyperparameter = 1e-8,
         weight_decay: Hyperparameter = 0.0,
-        **common: Unpack[Common],
+        **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(
             common,
@@ -88,7 +90,7 @@ class ScheduleFreeAdamWOptimizer(ScheduleFreeOptimizer):
         root = np.sqrt(self._bias_correction("beta2", real))
         return {
             "step_size": real(learning_rate * root),
-            "decay": real(learning_rate * decay),
+            "weight_decay": real(learning_rate * decay),
             "beta1": real(self._hyper("beta1")),
             "beta2": real(self._hyper("beta2")),
             "epsilon": real(epsilon * root),

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizers.base import Common, Hyperparameter, update_rule
+from gpuopt.optimizers.base import DecayCommon, Hyperparameter, update_rule
 from gpuopt.optimizers.base.schedule_free import ScheduleFreeOptimizer
 
 
@@ -48,6 +48,8 @@ class ScheduleFreeSGDOptimizer(ScheduleFreeOptimizer):
         learning_rate: Step size of `z`: about ten times that of SGD with momentum.
         beta1: How much of `y` is `x`; peers call it momentum. Above 0.
         weight_decay: How much of `y` is added to a gradient.
+        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
+            see `RuleOptimizer`.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
         clip_norm, clip_value, clip_form: See `RuleOptimizer`.
@@ -63,7 +65,7 @@ class ScheduleFreeSGDOptimizer(ScheduleFreeOptimizer):
         learning_rate: Hyperparameter = 1.0,
         beta1: Hyperparameter = 0.9,
         weight_decay: Hyperparameter = 0.0,
-        **common: Unpack[Common],
+        **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(
             common, learning_rate=learning_rate, beta1=beta1, weight_decay=weight_decay

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from gpuopt.optimizers.adam import adam
-from gpuopt.optimizers.base import Common, Hyperparameter
+from gpuopt.optimizers.base import DecayCommon, Hyperparameter
 from gpuopt.optimizers.base.caution import CautiousOption
 from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
 
@@ -28,8 +28,9 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
     `torch.optim.Adam`, with the same difference.
 
     A sparse gradient updates the rows it names, and lets them decay. `minimize` and
-    `apply_gradients` take `decay_var_list`: the variables that decay, by default all. Python floats
-    keep all digits. `t` is the variable `step`, float64, shared by all variables.
+    `apply_gradients` take `decay_var_list`: the variables that decay, by default
+    `decay_variables`. Python floats keep all digits. `t` is the variable `step`, float64, shared by
+    all variables.
 
     Args:
         learning_rate: Step size.
@@ -37,6 +38,8 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         weight_decay: Times the learning rate, the part of the weights that a step takes away.
+        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
+            see `RuleOptimizer`.
         cautious: Whether elements move against their gradient alone: a step `u` becomes
             `u * k / max(mean(k), 0.001)`, where `k` is 1 if `u * g < 0`, else 0 (Liang et al. 2024,
             in timm's form; the authors' code multiplies by `size / (sum(k) + 1)`). The mean is over
@@ -57,7 +60,7 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
         epsilon: Hyperparameter = 1e-8,
         weight_decay: Hyperparameter = 0.01,
         cautious: bool = False,
-        **common: Unpack[Common],
+        **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(
             weight_decay,

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from gpuopt.optimizers.base import (
-    Common,
+    DecayCommon,
     Hyperparameter,
     StepCountingOptimizer,
     update_rule,
@@ -67,6 +67,8 @@ class TorchSGDOptimizer(StepCountingOptimizer):
         momentum: What remains of the accumulator after a step.
         dampening: The part of each gradient, after the first, that is left out of `a`.
         weight_decay: How much of the weights is added to a gradient.
+        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
+            see `RuleOptimizer`.
         use_nesterov: Look ahead along the accumulator.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
@@ -85,7 +87,7 @@ class TorchSGDOptimizer(StepCountingOptimizer):
         dampening: Hyperparameter = 0.0,
         weight_decay: Hyperparameter = 0.0,
         use_nesterov: bool = False,
-        **common: Unpack[Common],
+        **common: Unpack[DecayCommon],
     ) -> None:
         has_momentum = callable(momentum) or momentum != 0
         if use_nesterov and (not has_momentum or callable(dampening) or dampening != 0):

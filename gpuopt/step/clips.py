@@ -176,7 +176,9 @@ class GradientClips:
             if norms[number] == _NONE:
                 norms[number] = len(limits)
                 limits.append(NO_LIMIT)
-        return StepClips(self, limits, norms, shown, bounds, 1.0 if unscale is None else unscale)
+        num_groups = 1 + len(of_groups)
+        scale = 1.0 if unscale is None else unscale
+        return StepClips(self, limits, norms, shown, bounds, num_groups, scale)
 
 
 class StepClips:
@@ -189,6 +191,7 @@ class StepClips:
         norms: Mapping[int, int],
         shown: Mapping[int, int],
         bounds: Mapping[int, np.floating[Any]],
+        num_groups: int,
         unscale: float,
     ) -> None:
         """Takes what is known before the gradients are.
@@ -199,6 +202,8 @@ class StepClips:
             norms: See `Measured`.
             shown: Those of them that were asked for.
             bounds: The largest element, by the same numbers.
+            num_groups: The number of parameter groups, with the one of all other variables. Behind
+                these stand others whose gradients are theirs, too.
             unscale: See `ClipLimits`.
         """
         self._clips = clips
@@ -206,6 +211,7 @@ class StepClips:
         self._norms = norms
         self._shown = shown
         self._bounds = bounds
+        self._num_groups = num_groups
         self._unscale = unscale
         # How a GPU is to decide about the step, which it is, and what it has made of it, on each.
         self.decision: Decision | None = None
@@ -359,7 +365,7 @@ class StepClips:
 
     def _norm_of(self, group: int) -> int:
         """Returns the number of the norm of a parameter group's gradients."""
-        return self._norms.get(group, self._norms[0])
+        return self._norms.get(group % self._num_groups, self._norms[0])
 
     def _dense(
         self, part: ClippedPart, batch: Batch, knows_scale: bool, late_sums: LateSums | None
@@ -404,7 +410,7 @@ class StepClips:
 
     def _bound_of(self, group: int) -> float:
         """Returns the largest element of a parameter group's gradients."""
-        return float(self._bounds.get(group, self._bounds[0]))
+        return float(self._bounds.get(group % self._num_groups, self._bounds[0]))
 
     def _sparse(self, part: ClippedPart, batch: Batch) -> SparseGradient:
         values, rows = part.arrays(batch)

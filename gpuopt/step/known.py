@@ -49,8 +49,8 @@ class Batch(NamedTuple):
         is_borrowed: Whether some variables are raw arrays, whose memory the plan does not own.
         groups: For each variable, the position of its group among `parameter_groups`; None if there
             is one group.
-        parameter_groups: The numbers of the variables' parameter groups, each once: the plan's
-            groups, in its order.
+        parameter_groups: The numbers of the groups whose scalars the variables have, each once:
+            the plan's groups, in its order.
     """
 
     device: Device
@@ -82,6 +82,7 @@ class Group:
         is_on_a_cpu: Whether some of the batches are.
         num_elements: Of all variables.
         uses: Has an item more each time that the group is found by its variables' identities.
+        choice: See `KnownGroups.find`.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Group:
         target_of: Callable[[Variable], tuple[Target, list[Identity], Any]],
         parameter_group_of: Callable[[Variable], int],
         codings: Sequence[Coding] = (),
+        choice: bytes = b"",
     ) -> None:
         """Has each device's backend plan the updates.
 
@@ -99,9 +101,11 @@ class Group:
             state_version: The `State.version.number` of the slots that `target_of` finds.
             target_of: Returns a variable's array and slots, their identities, and what is kept
                 beside them, or None: see `Backend.plan_dense`.
-            parameter_group_of: Returns the number of a variable's parameter group.
+            parameter_group_of: Returns the number of the group whose scalars a variable has.
             codings: Those of the rule's slots, if they are in 8 bits.
+            choice: See `KnownGroups.find`.
         """
+        self.choice = choice
         self.state_version = state_version
         self.identities = tuple(variable.identity for variable in variables)
         self.constrained = [
@@ -217,15 +221,17 @@ class KnownGroups:
         # The ids of the last objects that were not recognised.
         self._missed = b""
 
-    def find(self, given: Sequence[Any], state_version: int) -> Group | None:
+    def find(self, given: Sequence[Any], state_version: int, choice: bytes = b"") -> Group | None:
         """Returns the group of these variables, in this order, or None.
 
         Args:
             given: Variables and raw arrays, as the caller passed them.
             state_version: The present `State.version.number`; a group of another version is not
                 returned.
+            choice: A key of what parameter groups the variables have in this call: for each, a byte
+                of 0 or 1. Empty if they have the same in all calls.
         """
-        ids = _ids_of(given)
+        ids = _ids_of(given) + choice
         recognised = self._by_objects.get(ids)
         if recognised is not None and (not recognised.raw or recognised.is_unchanged(given)):
             group = recognised.group
@@ -233,7 +239,7 @@ class KnownGroups:
             identities = _identities_of(given)
             if identities is None:
                 return None
-            found = self._by_identities.get(_ids_of(identities))
+            found = self._by_identities.get(_ids_of(identities) + choice)
             if found is None:
                 return None
             group = found[0]
@@ -248,7 +254,7 @@ class KnownGroups:
     def add(self, group: Group) -> None:
         """Caches a group, unless a variable's end cannot be watched."""
         holders = [identity.holder() for identity in group.identities]
-        key = _ids_of(group.identities)
+        key = _ids_of(group.identities) + group.choice
         _make_room(self._by_identities, key)
         references = _watch(holders, partial(_drop, weakref.ref(self), "_by_identities", key))
         if references is not None:

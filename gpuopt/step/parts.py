@@ -27,13 +27,14 @@ class Part:
         gradients: An array for each variable, or the IndexedSlices of the only variable. They fit
             after `check`.
         is_averaged: Whether the rule moves the variables' averages, too.
+        choice: See `KnownGroups.find`.
         numbers: Where the gradients stand in the caller's list.
         group: The variables' group; None until their slots are made.
         versions: The version of each batch's gradients; see `Group.accept`.
     """
 
     __slots__ = (
-        *("given", "gradients", "group", "is_averaged", "is_sparse", "numbers"),
+        *("choice", "given", "gradients", "group", "is_averaged", "is_sparse", "numbers"),
         *("rule", "versions"),
     )
 
@@ -45,8 +46,10 @@ class Part:
         numbers: Sequence[int],
         group: Group | None,
         is_averaged: bool = False,
+        choice: bytes = b"",
     ) -> None:
         self.rule = rule
+        self.choice = choice
         self.given = given
         self.gradients = gradients
         self.group = group

@@ -17,7 +17,6 @@ from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.rules.slot_codes import SlotCodes
-from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.masters import check_variables, master_or_own
 from gpuopt.state.slots import create_slots, end_blocks_at_rows
 from gpuopt.state.state import Created
@@ -101,9 +100,9 @@ class RuleUpdates:
                 if optimizer.catch_up:
                     refuse_unseen_reads(variable)
                 self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
-                group = optimizer.known.find([as_passed], optimizer.state.version.number)
-                [rule] = optimizer._rules_of([as_passed], True) or [optimizer.rule]
-                part = Part(rule, [as_passed], [gradient], (position,), group)
+                rule, choice = optimizer._rule_of_call([as_passed], True)
+                group = optimizer.known.find([as_passed], optimizer.state.version.number, choice)
+                part = Part(rule, [as_passed], [gradient], (position,), group, choice=choice)
                 if group is None:
                     part.check(optimizer, self.takes_wide)
                 self._parts.append(part)
@@ -204,8 +203,9 @@ class RuleUpdates:
                     part.variables(),
                     self._version_with_averages() if part.is_averaged else state.version.number,
                     target_of,
-                    self._optimizer._group_of,
+                    self._optimizer._group_of_scalars,
                     () if codes is None else codes.codings,
+                    part.choice,
                 )
                 known.add(group)
                 part.group = group
@@ -325,14 +325,9 @@ class RuleUpdates:
             scalars: list[Scalars] = []
             for of_count in self._of_counts:
                 every = of_count.scalars[batch.real]
-                mine: Sequence[Scalars] = (
-                    every if len(every) == 1 else [every[number] for number in numbers]
-                )
-                if part.is_sparse:
-                    mine = [
-                        optimizer._in_group(number, partial(optimizer._sparse_scalars, each))
-                        for number, each in zip(numbers, mine, strict=True)
-                    ]
+                mine: Sequence[Scalars] = every[:1]
+                if numbers != [0] or part.is_sparse:
+                    mine = optimizer._scalars_of_groups(every, numbers, part.is_sparse)
                 if part.rule is not optimizer.rule:
                     mine = [part.rule.own(each) for each in mine]
                 if part.is_averaged or of_count.rounding is not None:
@@ -475,7 +470,6 @@ class RuleUpdates:
         variables: Sequence[Any],
         gradients: Sequence[Any],
         positions: Sequence[int] | None,
-        rule: UpdateRule | None = None,
         is_averaged: bool | None = None,
     ) -> None:
         """Finds the group of dense gradients' variables, or checks the gradients for a new one.
@@ -484,31 +478,26 @@ class RuleUpdates:
             variables: As the caller passed them.
             gradients: An array on any device for each variable.
             positions: The variables' positions in the caller's list; None if they are all of it.
-            rule: What updates them; None to ask the optimizer. There is a part for each rule.
             is_averaged: Whether it moves their averages, too; None to find out. There is a part for
                 those of which it does, and one for the others.
         """
         optimizer = self._optimizer
         at = positions or range(len(variables))
-        if rule is None:
-            rules = optimizer._rules_of(variables, False)
-            if rules is not None:
-                for of_rule in dict.fromkeys(rules):
-                    self._add_dense(*_chosen(rules, of_rule, variables, gradients, at), of_rule)
-                return
+        rule, choice = optimizer._rule_of_call(variables, False)
         group = None
         if optimizer.averages is not None and is_averaged is not False:
-            group = optimizer.averages.known.find(variables, self._version_with_averages())
+            version = self._version_with_averages()
+            group = optimizer.averages.known.find(variables, version, choice)
             if group is None and is_averaged is None:
                 joining = optimizer.averages.joining(variables)
                 for joins in dict.fromkeys(joining):
                     chosen = _chosen(joining, joins, variables, gradients, at)
-                    self._add_dense(*chosen, rule, joins)
+                    self._add_dense(*chosen, joins)
                 return
         is_averaged = optimizer.averages is not None and is_averaged is not False
         if not is_averaged:
-            group = optimizer.known.find(variables, optimizer.state.version.number)
-        part = Part(rule or optimizer.rule, variables, gradients, at, group, is_averaged)
+            group = optimizer.known.find(variables, optimizer.state.version.number, choice)
+        part = Part(rule, variables, gradients, at, group, is_averaged, choice)
         if group is None:
             for position, pair in zip(at, zip(gradients, variables, strict=True), strict=True):
                 unpack_pair(position, pair)

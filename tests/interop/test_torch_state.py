@@ -259,6 +259,23 @@ def test_variables_that_do_not_come_group_by_group_are_not_exported() -> None:
     assert [group["lr"] for group in exported["param_groups"]] == pytest.approx([0.1, 0.5])
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_variables_that_do_not_decay_are_a_group_of_torch(grouped: bool) -> None:
+    began = [np.ones(shape, np.float32) for shape in ((2, 2), (2,), (3, 2), (3,))]
+    variables = [Variable(value, name=f"p{i}") for i, value in enumerate(began)]
+    groups = [gpuopt.ParameterGroup("p2|p3", learning_rate=0.5)] if grouped else []
+    optimizer = gpuopt.TorchAdamWOptimizer(
+        0.1, weight_decay=0.25, decay_variables="matrices", groups=groups
+    )
+    order = [0, 2, 1, 3] if not grouped else [0, 1, 2, 3]
+    exported = optimizer_to_torch(optimizer, [variables[i] for i in order])["param_groups"]
+    found = [(len(each["params"]), each["lr"], each["weight_decay"]) for each in exported]
+    if grouped:
+        assert found == [(1, 0.1, 0.25), (1, 0.1, 0.0), (1, 0.5, 0.25), (1, 0.5, 0.0)]
+    else:
+        assert found == [(2, 0.1, 0.25), (2, 0.1, 0.0)]
+
+
 def state_of(kind: str, steps: int = 3, **settings: Any) -> dict[str, Any]:
     run = TorchRun(kind, settings, start())
     run.train(0, steps)

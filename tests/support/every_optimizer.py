@@ -84,8 +84,7 @@ def update_rules() -> tuple[UpdateRule, ...]:
     for name, cls in optimizer_classes().items():
         if "cautious" in inspect.signature(cls).parameters:
             rule = make(name, cautious=True).rule
-            # With decay, some variables may have none.
-            rules |= {each.name: each for each in (rule, getattr(rule, "base", rule)) if each.sums}
+            rules[rule.name] = rule
     return tuple(rules[name] for name in sorted(rules))
 
 

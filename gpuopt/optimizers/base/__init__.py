@@ -1,7 +1,7 @@
 """The base class of optimizers with an update rule, and what their modules import."""
 
 from gpuopt.optimizers.base.all_digits import AllDigitsOptimizer
-from gpuopt.optimizers.base.arguments import Additions, Common
+from gpuopt.optimizers.base.arguments import Additions, Common, DecayAdditions, DecayCommon
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import (
     Hyperparameter,
@@ -23,6 +23,8 @@ __all__ = [
     "CatchUpOption",
     "Common",
     "CudaSource",
+    "DecayAdditions",
+    "DecayCommon",
     "Hyperparameter",
     "HyperparameterName",
     "Movement",

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast, get_args, get_origin, 
 import numpy as np
 
 from gpuopt.optimizer import OnNonfinite, Optimizer
+from gpuopt.optimizers.base.decaying import DecayVariables
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.optimizers.base.slot_bits import SlotBits
@@ -31,6 +32,7 @@ _DEFAULTS: dict[str, Any] = {
     "masters": None,
     "stochastic_rounding": None,
     "averages": None,
+    "decay_variables": None,
 }
 
 
@@ -64,7 +66,19 @@ class Common(Additions, total=False):
     name: str
 
 
-GIVEN_ONCE = frozenset({*Additions.__annotations__, "use_locking"})
+class DecayAdditions(Additions, total=False):
+    """`Additions` of optimizers with weight decay; see `RuleOptimizer`."""
+
+    decay_variables: DecayVariables
+
+
+class DecayCommon(Common, total=False):
+    """`Common` of optimizers with weight decay; see `RuleOptimizer`."""
+
+    decay_variables: DecayVariables
+
+
+GIVEN_ONCE = frozenset({*DecayAdditions.__annotations__, "use_locking"})
 """The arguments that are not hyperparameters. Of those that clip, one that is given is."""
 
 
@@ -86,7 +100,7 @@ def with_defaults(
             "super().__init__(common, learning_rate=learning_rate) there"
         )
     for name in common:
-        if name not in Common.__annotations__:
+        if name not in DecayCommon.__annotations__:
             # A `**common` that is not annotated stands for all of Common.
             raise unknown_argument(optimizer_class, name, get_type_hints(Common))
     defaults = {"use_locking": False, "name": _default_name(optimizer_class)}
@@ -127,7 +141,7 @@ def unknown_argument(cls: type[Any], name: str, more: Iterable[str] = ()) -> Typ
         hint = f": it calls that {' and '.join(meant)}"
     elif name in ("params", "parameters", "variables"):
         hint = ": variables come with their gradients, in apply_gradients or update"
-    elif name == "weight_decay":
+    elif name in ("weight_decay", "decay_variables"):
         hint = ", and has no weight decay: AdamWOptimizer, MomentumWOptimizer and others have"
     return TypeError(f"{cls.__name__} takes no {name}{hint}; it takes {', '.join(known)}")
 

@@ -14,9 +14,16 @@ import numpy as np
 from gpuopt.backends import Target, gpu_backends
 from gpuopt.backends.clips import ClipForm
 from gpuopt.optimizer import Optimizer
-from gpuopt.optimizers.base.arguments import GIVEN_ONCE, Common, FullSignature, with_defaults
+from gpuopt.optimizers.base.arguments import (
+    GIVEN_ONCE,
+    Common,
+    FullSignature,
+    unknown_argument,
+    with_defaults,
+)
 from gpuopt.optimizers.base.catching_up import checked_catch_up
 from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, clipping_of
+from gpuopt.optimizers.base.decaying import Decaying
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hook_refusals import refuse_options
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
@@ -60,6 +67,8 @@ _logger = logging.getLogger("gpuopt")
 
 # For tables of at least this height, a warning mentions the cost of updating every row.
 _TALL_TABLE_ROWS = 1_000_000
+
+WEIGHT_DECAY = "weight_decay"
 
 Finish = TypeVar("Finish", bound=Callable[..., Any])
 Result = TypeVar("Result")
@@ -137,10 +146,14 @@ class RuleOptimizer(Optimizer):
             depend on seed, count of steps, element and slot alone. It goes together with
             `masters` if there is a `slot_dtype`, and not with `slot_bits=8`;
             `slot_dtype` and `masters` may also be given as types, as `np.float32`;
-            and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
+            `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
             step, for the variables that have a gradient: with the same values, and mostly in
             the launch that updates them. It may belong to several optimizers. With `masters`,
-            it is of the master copies, and float32.
+            it is of the master copies, and float32;
+            and `decay_variables`, for those with the hyperparameter `weight_decay`: which
+            variables decay. "matrices" are those of two or more dimensions; a function gets a
+            Variable and returns True or False, and is called once for each. Others are updated
+            with a `weight_decay` of 0, also in a group that has one. By default, all decay.
         hyperparameters: By name.
 
     Raises:
@@ -190,6 +203,7 @@ class RuleOptimizer(Optimizer):
     derived_hyperparameters: ClassVar[tuple[str, ...]] = ()
     instead_of_all_rows: ClassVar[str] = ""
     catch_up: CatchUpOption = False
+    _decaying: Decaying | None = None
     __signature__ = FullSignature()
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -224,9 +238,14 @@ class RuleOptimizer(Optimizer):
             self.slot_dtype,
         )
         self.averages = following(ours.pop("averages"), self.masters)
+        decay_variables = ours.pop("decay_variables")
         sums_inputs = bool(self.rule.degrees)
         clipping, self.clips = clipping_of(**ours, groups=self._grouping, sums_inputs=sums_inputs)
         every = {**self._all_hyperparameters(hyperparameters), **clipping}
+        if decay_variables is not None:
+            if WEIGHT_DECAY not in every:
+                raise unknown_argument(type(self), "decay_variables", Common.__annotations__)
+            self._decaying = Decaying(decay_variables)
         settable = [name for name in every if name not in self.derived_hyperparameters]
         self.hyperparameters = Hyperparameters(every, self._checked, settable)
         self.groups = tuple(self._of_group(group, settable) for group in self._grouping)
@@ -550,6 +569,54 @@ class RuleOptimizer(Optimizer):
         """Returns the number of a variable's group: 0 for none, else from 1 on."""
         return self._grouping.number_of(variable)
 
+    def _group_of_scalars(self, variable: Variable) -> int:
+        """Returns the number of the group whose scalars a variable has in this call.
+
+        Behind the parameter groups stand groups with the same hyperparameters, less some: see
+        `_scalars_of_variant`.
+        """
+        num_groups = 1 + len(self.groups)
+        return self._group_of(variable) + num_groups * self._variant_of(variable)
+
+    def _variant_of(self, variable: Variable) -> int:
+        """Returns 0 for a variable with its group's own scalars, 1 for one that does not decay."""
+        return int(not self._decays(variable))
+
+    def _decays(self, variable: Variable) -> bool:
+        return self._decaying is None or self._decaying.has(variable)
+
+    def _scalars_of_variant(self, variant: int, scalars: Scalars) -> Scalars:
+        """Returns a group's scalars for those of its variables that `_variant_of` returns it for.
+
+        Raises:
+            TypeError: the rule has no scalar that could be 0 instead.
+        """
+        if WEIGHT_DECAY not in scalars:
+            raise TypeError(
+                f'decay_variables: the rule "{self.rule.name}" takes no scalar {WEIGHT_DECAY} that '
+                f"could be 0 for some variables: name it so, or override _scalars_of_variant"
+            )
+        return {**scalars, WEIGHT_DECAY: scalars[WEIGHT_DECAY].dtype.type(0)}
+
+    def _scalars_of_groups(
+        self, every: Sequence[Scalars], numbers: Sequence[int], is_sparse: bool
+    ) -> list[Scalars]:
+        """Returns the scalars of groups, by the numbers that `_group_of_scalars` returns.
+
+        Args:
+            every: Those of the parameter groups.
+            numbers: See above.
+            is_sparse: Whether they are for sparse gradients.
+        """
+        num_groups, found = len(every), []
+        for number in numbers:
+            variant, group = divmod(number, num_groups)
+            scalars = every[group]
+            if is_sparse:
+                scalars = self._in_group(group, partial(self._sparse_scalars, scalars))
+            found.append(self._scalars_of_variant(variant, scalars) if variant else scalars)
+        return found
+
     def _check_groups(self, variables: Sequence[Variable]) -> None:
         """Raises ValueError if variables that are new to the optimizer do not fit its groups."""
         self._grouping.check(variables)
@@ -608,16 +675,17 @@ class RuleOptimizer(Optimizer):
     def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable:
         return checked_slot(self, variable, slot_name)
 
-    def _rules_of(self, variables: Sequence[Any], is_sparse: bool) -> Sequence[UpdateRule] | None:
-        """Returns each variable's rule in this step; None if it is `rule` for all.
+    def _rule_of_call(self, variables: Sequence[Any], is_sparse: bool) -> tuple[UpdateRule, bytes]:
+        """Returns the rule of this call, and the key of what groups the call itself chooses.
 
-        All have the slots of `rule`, and no other scalars than it has.
+        The rule has the slots of `rule`, and no other scalars than it has. The key is empty if
+        `_group_of_scalars` is the same in all calls.
 
         Args:
             variables: As the caller passed them: not checked yet.
             is_sparse: Whether the gradients are; else all are dense.
         """
-        return None
+        return self.rule, b""
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None:
         """Called before all rows of a table are updated for a gradient of `num_rows` rows."""

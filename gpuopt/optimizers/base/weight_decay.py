@@ -14,13 +14,15 @@ from gpuopt.autodiff.engine import Loss
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.optimizer import Optimizer, leaves_gradients_alone
+from gpuopt.optimizers.base.decaying import Decaying, DecayVariables
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, with_all_digits
-from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer, hooks_of
+from gpuopt.optimizers.base.rule_optimizer import WEIGHT_DECAY, RuleOptimizer, hooks_of
 from gpuopt.quietly import quietly
 from gpuopt.rules.decayed import decayed, decayed_rows
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
+from gpuopt.step.updates import Updates
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar
@@ -28,19 +30,29 @@ from gpuopt.variables.variable import Variable, as_variable, known_identity
 
 
 class _ThisThread(threading.local):
-    # Which variables decay in this thread's call; None for all.
+    # The variables that this thread's call lists; None without a list.
     decaying: frozenset[Identity] | None = None
 
 
 class WeightDecay(Optimizer):
-    """The part of an optimizer with weight decay that does not depend on how it updates."""
+    """The part of an optimizer with decoupled weight decay that is for all ways of updates."""
 
-    def __init__(self, weight_decay: Hyperparameter, *args: Any, **kwargs: Any) -> None:
+    _decaying: Decaying | None = None
+
+    def __init__(
+        self,
+        weight_decay: Hyperparameter,
+        *args: Any,
+        decay_variables: DecayVariables = None,
+        **kwargs: Any,
+    ) -> None:
         self._weight_decay = with_all_digits(weight_decay)
         if not callable(weight_decay):
-            as_scalar(weight_decay, "weight_decay")
+            as_scalar(weight_decay, WEIGHT_DECAY)
         self._this_call = _ThisThread()
         super().__init__(*args, **kwargs)
+        if decay_variables is not None:
+            self._decaying = Decaying(decay_variables)
 
     def minimize(
         self,
@@ -82,8 +94,9 @@ class WeightDecay(Optimizer):
     ) -> None:
         """Does what `Optimizer.apply_gradients` does.
 
-        `decay_var_list` are the variables that decay, of those that have a gradient. By default all
-        do; an empty list lets none decay. How much a variable decays, its group says.
+        `decay_var_list` are the variables that decay, of those that have a gradient, whatever
+        `decay_variables` are; an empty list lets none decay. How much a variable decays, its group
+        says.
 
         Raises:
             TypeError: `decay_var_list` is no list of variables.
@@ -97,51 +110,68 @@ class WeightDecay(Optimizer):
         finally:
             self._this_call.decaying = outer
 
-    def _decays(self, variable: Any) -> bool:
-        decaying = self._this_call.decaying
-        return decaying is None or known_identity(variable) in decaying
+    def _decays(self, variable: Variable) -> bool:
+        listed = self._this_call.decaying
+        if listed is not None:
+            return variable.identity in listed
+        return self._decaying is None or self._decaying.has(variable)
 
 
 class RuleWithWeightDecay(WeightDecay, RuleOptimizer):
     """Weight decay as a part of the rule: nothing is read or written twice."""
 
-    def __init__(self, weight_decay: Hyperparameter, *args: Any, **kwargs: Any) -> None:
-        super().__init__(weight_decay, *args, **kwargs)
+    def __init__(
+        self,
+        weight_decay: Hyperparameter,
+        *args: Any,
+        decay_variables: DecayVariables = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(weight_decay, *args, decay_variables=decay_variables, **kwargs)
         self._base_rule = self.rule
         self.rule = decayed(self._base_rule)
 
     def _all_hyperparameters(self, given: dict[str, Hyperparameter]) -> dict[str, Hyperparameter]:
-        return {**super()._all_hyperparameters(given), "weight_decay": self._weight_decay}
+        return {**super()._all_hyperparameters(given), WEIGHT_DECAY: self._weight_decay}
 
     @classmethod
     def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
         value = super()._checked(name, value)
-        return with_all_digits(value) if name == "weight_decay" else value
+        return with_all_digits(value) if name == WEIGHT_DECAY else value
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        return {**super()._scalars(real), "weight_decay": real(self._hyper("weight_decay"))}
+        return {**super()._scalars(real), WEIGHT_DECAY: real(self._hyper(WEIGHT_DECAY))}
 
-    def _rules_of(self, variables: Sequence[Any], is_sparse: bool) -> Sequence[UpdateRule] | None:
-        rules = super()._rules_of(variables, is_sparse)
-        as_dense = is_sparse and bool((rules or [self.rule])[0].sums)
-        if rules is None and self._this_call.decaying is None and not as_dense:
-            return None
-        rules = rules or [self._base_rule] * len(variables)
-        decaying = decayed_rows if as_dense else decayed
-        return [
-            decaying(rule) if self._decays(variable) else rule
-            for rule, variable in zip(rules, variables, strict=True)
-        ]
+    def _rule_of_call(self, variables: Sequence[Any], is_sparse: bool) -> tuple[UpdateRule, bytes]:
+        rule, _ = super()._rule_of_call(variables, is_sparse)
+        as_dense = is_sparse and bool(rule.sums)
+        if as_dense or rule is not self.rule:
+            base = self._base_rule if rule is self.rule else rule
+            rule = decayed_rows(base) if as_dense else decayed(base)
+        listed = self._this_call.decaying
+        if listed is None:
+            return rule, b""
+        return rule, bytes(known_identity(each) in listed for each in variables)
 
 
 class HooksWithWeightDecay(WeightDecay):
     """Weight decay before the hooks of an optimizer that updates one variable at a time."""
 
+    def _checked_updates(self, given: Sequence[Any]) -> Updates:
+        updates = super()._checked_updates(given)
+        for variable in updates.variables() if self._decaying is not None else ():
+            self._decays(variable)  # its errors come before anything is written
+        return updates
+
+    def _variant_of(self, variable: Variable) -> int:
+        """Returns 0: the scalars of a rule inside have no part in the decay."""
+        return 0
+
     def _prepare(self) -> None:
         super()._prepare()
         this_thread = self.this_thread
-        decay = as_scalar(self._call_if_callable(self._weight_decay), "weight_decay")
-        this_thread.hyperparameters = {**this_thread.hyperparameters, "weight_decay": decay}
+        decay = as_scalar(self._call_if_callable(self._weight_decay), WEIGHT_DECAY)
+        this_thread.hyperparameters = {**this_thread.hyperparameters, WEIGHT_DECAY: decay}
 
     def _apply_one(self, gradient: Gradient, variable: Variable) -> Any:
         if self._decays(variable):
@@ -156,7 +186,7 @@ class HooksWithWeightDecay(WeightDecay):
         # A row that is named twice is written twice, with the same value.
         at = ... if rows is None else rows
         weights = array[at].astype(real, copy=False)
-        array[at] = weights - real(self.this_thread.hyperparameters["weight_decay"]) * weights
+        array[at] = weights - real(self.this_thread.hyperparameters[WEIGHT_DECAY]) * weights
 
 
 def extend_with_decoupled_weight_decay(base_optimizer: type[Optimizer]) -> Any:
@@ -164,8 +194,9 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[Optimizer]) -> Any:
 
     Its first argument is `weight_decay`, and the others are those of `base_optimizer`. A step first
     does `w -= weight_decay * w`, on the rows that a sparse gradient names, and then what
-    `base_optimizer` does. Its `minimize` and `apply_gradients` take `decay_var_list`: the variables
-    that decay, by default all. It is TensorFlow's `contrib.opt.extend_with_decoupled_weight_decay`.
+    `base_optimizer` does. `decay_variables` are those that decay, as for `RuleOptimizer`;
+    `minimize` and `apply_gradients` take a `decay_var_list` for one call. It is TensorFlow's
+    `contrib.opt.extend_with_decoupled_weight_decay`.
 
         AdagradW = extend_with_decoupled_weight_decay(AdagradOptimizer)
         optimizer = AdagradW(weight_decay=0.01, learning_rate=0.1)
@@ -183,7 +214,7 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[Optimizer]) -> Any:
         raise TypeError(
             f"{base_optimizer.__name__} wraps another optimizer: extend the class of that one"
         )
-    if "weight_decay" in inspect.signature(base_optimizer).parameters:
+    if WEIGHT_DECAY in inspect.signature(base_optimizer).parameters:
         raise TypeError(f"{base_optimizer.__name__} has a weight_decay already")
     by_rule = issubclass(base_optimizer, RuleOptimizer) and (
         hooks_of(base_optimizer) == hooks_of(RuleOptimizer)
