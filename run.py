@@ -52,7 +52,7 @@ class Task(NamedTuple):
 
 
 # Groups that cannot be in one environment with others.
-BESIDE = {"cuda12-smoke", "openmpi", "mpich", "peers", "thinc8", "thinc9"}
+BESIDE = {"cuda12-smoke", "cupy13-smoke", "openmpi", "mpich", "peers", "thinc8", "thinc9"}
 # The threads of numpy's and torch's libraries would wait for cores that other processes use.
 ONE_THREAD = "OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1"
 # Each of many processes would compile all modules.
@@ -74,6 +74,7 @@ GPU = {
     "one GPU": f"GPUOPT_DRIVER_DEVICES=1 {ON_DRIVER} not gpus'",
     "several GPUs": f"{ON_DRIVER} gpus'",
     "cuda12-smoke": f"{DRIVER} tests/support/driver/smoke.py",
+    "cupy13-smoke": f"{DRIVER} tests/support/driver/smoke.py",
 }
 TEST_BESIDE = f"{ONE_THREAD} python -m pytest -p no:cacheprovider"
 # Tests of NCCL find CuPy in .venv.
@@ -408,7 +409,7 @@ def test_gpu(parts: Mapping[str, str], arguments: Sequence[str]) -> int:
     """Runs the tests that need a GPU: on one, or on tests/support/driver.
 
     On that driver, those that need one GPU run where there is one, then the others where there are
-    more; and then CuPy for CUDA 12 is tried.
+    more; and then CuPy for CUDA 12 and the oldest CuPy are tried.
     """
     if cuda_extra() != "cpu":
         return read(parts["a GPU"], arguments).run()
@@ -424,9 +425,11 @@ def test_gpu(parts: Mapping[str, str], arguments: Sequence[str]) -> int:
     status = next(filter(None, ran), 0) if ran else NO_TESTS
     if status or arguments:
         return status
-    print("== CuPy for CUDA 12", flush=True)
-    set_up(environment := ROOT / ".venv-cuda12-smoke", ["cuda12-smoke"])
-    return read(parts["cuda12-smoke"], environment=environment).run()
+    for group in ("cuda12-smoke", "cupy13-smoke"):
+        print(f"== {group}", flush=True)
+        set_up(environment := ROOT / f".venv-{group}", [group])
+        status = status or read(parts[group], environment=environment).run()
+    return status
 
 
 def name_tests(arguments: Sequence[str]) -> bool:

@@ -88,7 +88,7 @@ def test_what_is_missing_or_does_not_fit_comes_from_wheels_but_for_numpy_cupy_an
     tmp_path: Path,
 ) -> None:
     """The newest wheel that pyproject.toml allows is taken; the machine's packages stay."""
-    packages = {**COMPLETE, "xxhash": "4.1.0", "numpy": "1.26.4", "cupy-cuda13x": "13.6.0"}
+    packages = {**COMPLETE, "xxhash": "4.1.0", "numpy": "1.26.4", "cupy-cuda13x": "13.2.0"}
     for name in ("autograd", "torch", "pytest-xdist"):
         del packages[name]
     python = make_machine(tmp_path, packages)
@@ -108,11 +108,11 @@ def test_what_is_missing_or_does_not_fit_comes_from_wheels_but_for_numpy_cupy_an
         "autograd>=1.9.1,<1.10: not here; brought from wheels",
         "xxhash>=3.5,<4: 4.1.0 is here; brought from wheels",
         f"pytest-xdist>=3.6: {absent} pytest-xdist>=3.6",
-        "cupy>=14.2,<15: 13.6.0 is here",
+        "cupy>=13.3,<15: 13.2.0 is here",
         "torch>=2.13: not here",
     ]
     found = versions_on(python, tmp_path / "env", "numpy", "xxhash", "autograd", "cupy_cuda13x")
-    assert found == ["1.26.4", "3.8.2", "1.9.1", "13.6.0"]
+    assert found == ["1.26.4", "3.8.2", "1.9.1", "13.2.0"]
     assert versions_on(python, tmp_path, "xxhash") == ["4.1.0"]
 
 

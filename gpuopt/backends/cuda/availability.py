@@ -14,8 +14,8 @@ CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _CUDA_ERROR_NO_DEVICE = 100
 _OLDEST_CUDA = 12000
 _CUDA_13 = 13000
-# As in pyproject.toml. Older ones compile templates of several parameters anew in each process.
-_OLDEST_CUPY = (14, 2)
+# As in pyproject.toml.
+_OLDEST_CUPY = (13, 3)
 
 
 class Driver(NamedTuple):

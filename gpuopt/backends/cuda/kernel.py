@@ -41,7 +41,7 @@ class Place(NamedTuple):
 class Kernel:
     """One kernel, compiled for one type, or for a struct that has several.
 
-    A template has one parameter, as CuPy before 14.2 compiles others anew in each process
+    A template has one parameter: those of several, CuPy 14.0 and 14.1 compile anew in each process
     (github.com/cupy/cupy/issues/10173). What a rule's kernel is compiled for is a program: a struct
     that is derived from the rule's functor.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from pathlib import Path
 
 
@@ -24,8 +25,18 @@ def main() -> None:
     except native_library.MissingHeadersError as error:
         sys.exit(str(error))
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "GPUOPT_DRIVER": "1"}
+    environment = {**os.environ, **where_cuda_is(), "PYTHONPATH": path, "GPUOPT_DRIVER": "1"}
     os.execve(sys.executable, [sys.executable, *sys.argv[1:]], environment)
+
+
+def where_cuda_is() -> dict[str, str]:
+    """Tells CuPy 13 where pip has put CUDA 12; others look there by themselves."""
+    compiler = Path(sysconfig.get_path("purelib")) / "nvidia" / "cuda_nvrtc" / "lib"
+    if not compiler.exists():
+        return {}
+    library_path = os.pathsep.join(filter(None, [str(compiler), os.environ.get("LD_LIBRARY_PATH")]))
+    headers = compiler.parents[1] / "cuda_runtime"
+    return {"LD_LIBRARY_PATH": library_path, "CUDA_PATH": str(headers)}
 
 
 if __name__ == "__main__":
