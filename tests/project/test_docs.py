@@ -341,7 +341,7 @@ def test_the_architecture_shows_the_layers_that_the_linter_checks() -> None:
 
 @pytest.mark.parametrize("page", tables.pages(), ids=name_of)
 def test_tables_of_optimizers_are_those_of_the_exports(page: Path) -> None:
-    is_up_to_date = page.read_text() == tables.pages()[page]
+    is_up_to_date = page.read_text() == tables.pages()[page]()
     assert is_up_to_date, f"{page.name} is not what the exports say now: run {tables.COMMAND}"
 
 

@@ -8,8 +8,9 @@ And from Adam's rule, kernels/sample_program.cuh and the example of `gpuopt show
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import redirect_stdout
-from functools import cache
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -41,25 +42,28 @@ SAMPLE = """\
 """
 
 
-@cache
-def pages() -> dict[Path, str]:
-    """Returns each file that follows from the exports, and the text that it should have."""
+def pages() -> dict[Path, Callable[[], str]]:
+    """Returns each file that follows from the exports, and what makes its text."""
+    reference = {
+        REFERENCE / f"{name}.md": partial(reference_pages.text_of, each, COMMAND)
+        for name, each in reference_pages.PAGES.items()
+    }
+    one_by_one = {
+        PAGE.with_suffix("") / f"{exports.short_name(each)}.md": partial(page_of, each, COMMAND)
+        for each in exports.optimizers()
+    }
+    by_page = {README: readme, PAGE: partial(page, COMMAND), **one_by_one, **reference}
+    return {**by_page, PROGRAM: sample_program, COMMAND_LINE: partial(with_example, COMMAND_LINE)}
+
+
+def readme() -> str:
     names = ", ".join(map(in_short, exports.optimizers()))
     guide = "[which one?](docs/optimizers.md#choosing-one)"
     names = f"{names}; in brackets, options for variants."
     row = f"| [Optimizers](docs/optimizers.md) | {names} {guide} |"
     text, rows = re.subn(r"^\| \[?Optimizers\b.*$", row, README.read_text(), flags=re.MULTILINE)
     assert rows == 1, "README.md has no row that begins with | Optimizers"
-    reference = {
-        REFERENCE / f"{name}.md": reference_pages.text_of(each, COMMAND)
-        for name, each in reference_pages.PAGES.items()
-    }
-    one_by_one = {
-        PAGE.with_suffix("") / f"{exports.short_name(each)}.md": page_of(each, COMMAND)
-        for each in exports.optimizers()
-    }
-    by_page = {README: text, PAGE: page(COMMAND), **one_by_one, **reference}
-    return {**by_page, PROGRAM: sample_program(), COMMAND_LINE: with_example(COMMAND_LINE)}
+    return text
 
 
 def sample_program() -> str:
@@ -96,7 +100,8 @@ def in_short(optimizer: type[RuleOptimizer]) -> str:
 
 
 def main() -> None:
-    for path, text in pages().items():
+    texts = {path: text() for path, text in pages().items()}
+    for path, text in texts.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
 
