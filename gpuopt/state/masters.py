@@ -1,37 +1,45 @@
-"""Float32 master copies of 16-bit variables, each kept in step with its variable."""
+"""Master copies of 16-bit variables: what is written to one of the two is written to the other."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from gpuopt.backends import backend_for
+from gpuopt.backends import backend_for, refuse_masked
+from gpuopt.interrupts import interrupts_put_off
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
-from gpuopt.state.slot_codecs import MASTER, Masters, has_master
-from gpuopt.variables.behind import RowsBehind
-from gpuopt.variables.gate import undoing
+from gpuopt.rules.split import joined, split
+from gpuopt.state.slot_codecs import MASTER, Masters, SlotCodecs, has_master
+from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
+from gpuopt.variables.operators import checked_foreign, reading, storage_of, value_on_device
+from gpuopt.variables.recording import before_write
+from gpuopt.variables.row_changes import register
 from gpuopt.variables.variable import Variable
 
 if TYPE_CHECKING:
     from gpuopt.state.state import State
 
-# Pairs that a step of their optimizer has to settle, as one of the two was written. Other threads
-# add some at any time: a dictionary is listed at once, which a WeakSet is not.
-_unequal: dict[weakref.ref[MasterPair], None] = {}
+Result = TypeVar("Result")
+
 # The states of optimizers that keep master copies. Public, because each step looks whether there
 # are any: a function call would cost time.
 owners: dict[weakref.ref[State], None] = {}
 
+_BITS = np.dtype(np.uint16)
+_BASIC = int, np.integer, slice, type(None), type(...)
+# How many elements are compared at a time: temporary arrays are never as large as a large table.
+_PIECE = 1 << 22
+
 
 class MasterPair:
-    """A 16-bit variable and its master copy: what was written last counts; a `RowsBehind`.
+    """A 16-bit variable and its float32 master copy, which stay equal; a `RowsBehind`.
 
     Where the variable is assigned what its master copy rounds to, the copy keeps its digits. So it
     does not matter which of the two is restored first. The identities of both hold this.
@@ -43,8 +51,8 @@ class MasterPair:
         self._state = weakref.ref(state)
         self._variable = weakref.ref(variable.identity)
         self._master = weakref.ref(master.identity)
-        self._is_written: Identity | None = None
-        self._num_writes = 0
+        self._name, self._device = variable.name, variable.device
+        # Taken inside the gate.
         self._lock = Lock(f'the master copy of "{variable.name}"')
 
     def belongs_to(self, state: State) -> bool:
@@ -55,74 +63,47 @@ class MasterPair:
         """Whether this is the master copy."""
         return self._master() is master.identity
 
-    def behind_of_master(self) -> RowsBehind:
-        """Returns what the identity of the copy holds."""
-        return self
-
     @property
     def is_alive(self) -> bool:
         """Whether variable and copy still exist."""
         return None not in (self._state(), *self._living())
 
-    def note_written(self, written: Identity) -> None:
-        """Notes that the variable or the copy is being written, or was."""
-        self._is_written = written
-        self._num_writes += 1
-        self._list_as_unequal()
-
-    def note_unfinished(self) -> None:
-        """Notes that a step of the copy has failed before the variable followed, or after that."""
-        master = self._master()
-        if master is not None:
-            self.note_written(master)
+    def bring_up(self, rows: Any = None) -> None:
+        """Does nothing: neither is behind the other."""
 
     @contextmanager
-    def while_written(self, written: Any, work: AbstractContextManager[Any]) -> Iterator[None]:
-        self.note_written(written)
-        try:
-            with work:
-                yield
-        finally:  # again: a reader may have come between
-            self.note_written(written)
+    def while_written(
+        self, written: Any, work: AbstractContextManager[Any], at: Any = ...
+    ) -> Iterator[None]:
+        with interrupts_put_off():
+            try:
+                with work:
+                    yield
+            finally:
+                self._pass_on(written, at)
 
-    def bring_up(self, rows: Any = None) -> None:
-        if self._is_written is None:
-            return
-        with undoing(), self._lock:
-            variable, master = self._living()
-            num_writes, written = self._num_writes, self._is_written
-            if written is not None and variable is not None and master is not None:
-                self._agree(written, variable, master)
-            if self._num_writes == num_writes:  # else another thread has written meanwhile
-                self._is_written = None
+    def agree(self, state: State) -> None:
+        """Has the two be equal after a step of this state's optimizer that was not finished."""
+        written = self._master() if self.belongs_to(state) else self._variable()
+        if written is not None and self._device.kind == "cpu":  # a kernel of a GPU writes both
+            self._pass_on(written)
 
-    def settle(self) -> None:
-        """Has variable and copy agree before a step."""
-        self._make_equal()
-        # Last: what Ctrl-C ends before this is for the next step.
-        _unequal.pop(weakref.ref(self), None)
-        if not self._is_equal():  # written by another thread meanwhile
-            self._list_as_unequal()
+    def _pass_on(self, written: Identity, at: Any = ...) -> None:
+        variable, master = self._living()
+        if variable is not None and master is not None:
+            update = _round if written is master.identity else _follow
+            arrays = variable.unread_storage, master.unread_storage
+            with self._updating(arrays):
+                _in_parts(update, at, arrays)
 
-    def _make_equal(self) -> None:
-        self.bring_up()
+    @contextmanager
+    def _updating(self, kept: Sequence[Any]) -> Iterator[None]:
+        backend = backend_for(self._device)
+        with self._lock, backend.enter_update(*self._identities(), kept=kept):
+            yield
 
-    def _is_equal(self) -> bool:
-        return self._is_written is None
-
-    def _list_as_unequal(self) -> None:
-        _unequal[weakref.ref(self, _forget_pair)] = None
-
-    def _agree(self, written: Identity, variable: Variable, master: Variable) -> None:
-        is_master = written is master.identity
-        source, target = (master, variable) if is_master else (variable, master)
-        arrays = source.unread_storage, target.unread_storage
-        backend = backend_for(variable.device)
-        with (
-            backend.enter_reading(source.identity, kept=arrays),
-            backend.enter_update(target.identity, kept=arrays),
-        ):
-            quietly(partial(_round if is_master else _follow, *arrays, backend.xp))
+    def _identities(self) -> list[Identity]:
+        return [each for each in (self._variable(), self._master()) if each is not None]
 
     def _living(self) -> tuple[Variable | None, Variable | None]:
         """Returns the variable and its master copy; None in the place of one that is gone."""
@@ -133,24 +114,126 @@ class MasterPair:
         return variable, master
 
 
-def pair(
-    state: State,
-    variable: Variable,
-    master: Variable,
-    make: Callable[[State, Variable, Variable], MasterPair],
-) -> MasterPair:
+class SplitPair(MasterPair):
+    """A bfloat16 variable and its master copy, of which 16 bits are kept beside the variable.
+
+    Attributes:
+        remainder: uint16, of the variable's shape and on its device: see `split`.
+    """
+
+    def __init__(self, state: State, variable: Variable, master: Variable) -> None:
+        super().__init__(state, variable, master)
+        backend = backend_for(variable.device)
+        self.remainder = backend.full(variable.shape, _BITS, 0)
+        # Of a variable that is gone, its copy can still be read.
+        self._halves = variable.unread_storage, self.remainder
+        numbers = master.unread_storage
+        with self._updating([*self._halves, numbers]):
+            before, self.remainder[...] = split(numbers)
+            _in_parts(_split_anew, ..., self._halves, before)
+            self._nothing = np.broadcast_to(backend.xp.zeros((), np.float32), master.shape)
+        master._array = self._nothing
+        register(self)
+
+    def numbers(self, at: Any = ...) -> Any:
+        """Returns a new array of the master copy's numbers, or of some."""
+        with self._reading():
+            return _as_array(joined(*[_part(each, at) for each in self._halves]))
+
+    @contextmanager
+    def while_written(
+        self, written: Any, work: AbstractContextManager[Any], at: Any = ...
+    ) -> Iterator[None]:
+        _, master = self._living()
+        if master is None:
+            with work:
+                yield
+            return
+        is_master = written is master.identity
+        # One thread at a time gives the copy an array.
+        with interrupts_put_off(), self._lock if is_master else nullcontext():
+            if is_master:
+                before = master._array = self.numbers()
+            else:
+                with self._reading():
+                    before = _part(self._halves[0], at).copy()
+            try:
+                with work:
+                    yield
+            finally:
+                if is_master:
+                    master._array = self._nothing
+                    before = _part(before, at)
+                self._store(_split if is_master else _split_anew, at, before)
+
+    @contextmanager
+    def part_written(self, at: Any) -> Iterator[Any]:
+        """Yields some of the master copy's numbers, in a new array, and stores them at the end."""
+        part = self.numbers(at)
+        with interrupts_put_off(), backend_for(self._device).enter(*self._identities()):
+            yield part
+            self._store(_split, at, part)
+
+    def _store(self, update: Callable[..., None], at: Any, part: Any) -> None:
+        with self._updating([*self._halves, part]):
+            _in_parts(update, at, self._halves, part)
+
+    def _reading(self) -> AbstractContextManager[Any]:
+        return backend_for(self._device).enter_reading(*self._identities(), kept=self._halves)
+
+    def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
+        if [each for each in variables if each.identity.behind is self]:
+            raise NotImplementedError(
+                f'"{self._name}" has a master copy by masters="remainder", whose rows do not come '
+                'and go: use masters="float32"'
+            )
+
+    def _pass_on(self, written: Identity, at: Any = ...) -> None:
+        """Does nothing: the variable is the upper half of the copy."""
+
+
+class SplitMaster(Variable):
+    """A master copy that is stored in two halves: it is decoded where it is read."""
+
+    __slots__ = ()
+
+    def _numbers(self) -> Any:
+        pair = self.identity.behind
+        return pair.numbers() if isinstance(pair, SplitPair) else self._array
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pair = self.identity.behind
+        assert isinstance(pair, SplitPair)
+        refuse_masked(key, f'the index for "{self.name}"')
+        value = checked_foreign(value, self, "the value")
+        before_write((self,))
+        with writing(), reading(key, value), pair.part_written(storage_of(key)) as part:
+            part[...] = value_on_device(value, self, self.dtype)
+
+    def assign_rows(self, rows: Any, value: Any) -> None:
+        self[rows] = value
+
+
+def paired(state: State, variable: Variable, master: Variable) -> MasterPair:
     """Returns the pair of a variable and its master copy, made if there is none.
 
-    Of a new one, the variable counts.
+    Of a new one, the copy becomes what the variable is.
     """
     found = variable.identity.behind
     if isinstance(found, MasterPair) and found.is_of(master):
         return found
-    new = make(state, variable, master)
-    new.note_written(variable.identity)
+    kind = SplitPair if isinstance(master, SplitMaster) else MasterPair
+    new = kind(state, variable, master)
     owners[weakref.ref(state, _forget)] = None
-    variable.identity.behind, master.identity.behind = new, new.behind_of_master()
+    variable.identity.behind = master.identity.behind = new
+    new._pass_on(variable.identity)
     return new
+
+
+def type_of_slot(slot_name: str, codecs: SlotCodecs) -> type[Variable]:
+    """Returns the class of the variable that holds a slot."""
+    is_split = slot_name == MASTER and codecs.masters == "remainder"
+    return SplitMaster if is_split else Variable
 
 
 def create_master(state: State, variable: Variable) -> None:
@@ -201,37 +284,43 @@ def check_variables(state: State, variables: Sequence[Variable], masters: Master
             raise ValueError(f'masters: "{variable.name}" {problem}')
 
 
-def settle(state: State, identities: Sequence[Identity]) -> None:
-    """Has pairs agree before a step, which writes a variable and its copy, or the variable alone.
+def with_copies(
+    state: State, identities: Sequence[Identity], write: Callable[[], Result]
+) -> Callable[[], Result]:
+    """Returns what calls `write`, and has the master copies of other optimizers follow.
 
     Args:
-        state: Of the step's optimizer.
-        identities: Those of the variables that the step writes.
+        state: Of the optimizer whose step it is.
+        identities: Those of the variables that are written.
+        write: What writes them.
     """
-    for each in list(_unequal):
-        found = each()
-        # Not those of others: another thread may be writing one of them.
-        if found is not None and found.belongs_to(state):
-            found.settle()
-    if [owner for owner in list(owners) if owner() is not state]:
-        for identity in identities:
-            behind = identity.behind
-            if isinstance(behind, MasterPair) and not behind.belongs_to(state):
-                behind.bring_up()
-                behind.note_written(identity)
+    if not [owner for owner in list(owners) if owner() is not state]:
+        return write
+    pairs = [
+        (each.behind, each)
+        for each in identities
+        if isinstance(each.behind, MasterPair) and not each.behind.belongs_to(state)
+    ]
+
+    def write_and_follow() -> Result:
+        with ExitStack() as stack:
+            for pair, identity in pairs:
+                stack.enter_context(pair.while_written(identity, nullcontext()))
+            return write()
+
+    return write_and_follow if pairs else write
 
 
-def note_unfinished(state: State, identities: Sequence[Identity]) -> None:
-    """Has variables follow their copies after a step that may have written the copies alone.
+def agree(state: State, identities: Iterable[Identity]) -> None:
+    """Has variables and their copies be equal after a step that was not finished.
 
     Args:
         state: Of the step's optimizer.
-        identities: Those of the variables that the step writes.
+        identities: Those of the variables that the step may have written.
     """
     for identity in identities:
-        found = identity.behind
-        if isinstance(found, MasterPair) and found.belongs_to(state):
-            found.note_unfinished()
+        if isinstance(identity.behind, MasterPair):
+            identity.behind.agree(state)
 
 
 def _kept_by_another(state: State, behind: Any) -> str:
@@ -245,20 +334,74 @@ def _kept_by_another(state: State, behind: Any) -> str:
     )
 
 
-def _round(master: Any, variable: Any, xp: Any) -> None:
+def _in_parts(update: Callable[..., None], at: Any, arrays: Sequence[Any], *parts: Any) -> None:
+    """Calls `update` with some elements of arrays of one shape, in pieces; it writes them.
+
+    Args:
+        update: What to call.
+        at: The index of the elements.
+        arrays: The arrays.
+        parts: More arrays, of these elements alone.
+    """
+    chosen = [_part(each, at) for each in arrays]
+    quietly(partial(_in_pieces, update, [*chosen, *parts]))
+    if not _is_basic(at):
+        for array, part in zip(arrays, chosen, strict=True):
+            array[at] = part
+
+
+def _is_basic(at: Any) -> bool:
+    """Whether an index gives a view."""
+    key = at if isinstance(at, tuple) else (at,)
+    return all(isinstance(each, _BASIC) and not isinstance(each, bool) for each in key)
+
+
+def _part(array: Any, at: Any) -> Any:
+    """Returns some elements of an array: a view, or else a new array."""
+    if _is_basic(at):
+        key = at if isinstance(at, tuple) else (at,)
+        return array[key if ... in key else (*key, ...)]
+    return _as_array(array[at])
+
+
+def _as_array(part: Any) -> Any:
+    """Returns an array for what numpy has made a number of."""
+    return np.asarray(part) if isinstance(part, np.generic) else part
+
+
+def _in_pieces(update: Callable[..., None], arrays: Sequence[Any]) -> None:
+    first = arrays[0]
+    if first.size <= _PIECE:
+        update(*arrays)
+    elif len(first) == 1:
+        _in_pieces(update, [each[0] for each in arrays])
+    else:
+        height = max(1, _PIECE * len(first) // first.size)
+        for start in range(0, len(first), height):
+            _in_pieces(update, [each[start : start + height] for each in arrays])
+
+
+def _round(variable: Any, master: Any) -> None:
     variable[...] = master.astype(variable.dtype)
 
 
-def _follow(variable: Any, master: Any, xp: Any) -> None:
-    bits = np.dtype(np.uint16)
-    rounded = master.astype(variable.dtype)
-    is_same = rounded.view(bits) == variable.view(bits)
-    master[...] = xp.where(is_same, master, variable.astype(master.dtype))
+def _follow(variable: Any, master: Any) -> None:
+    is_same = master.astype(variable.dtype).view(_BITS) == variable.view(_BITS)
+    master[...] = np.where(is_same, master, variable.astype(master.dtype))
+
+
+def _split(variable: Any, remainder: Any, master: Any) -> None:
+    variable[...], remainder[...] = split(master)
+
+
+def _split_anew(variable: Any, remainder: Any, before: Any) -> None:
+    """Drops the remainders of other numbers than the variable had before."""
+    bits, old = variable.view(_BITS), before.view(_BITS)
+    rounded = joined(before, remainder).astype(variable.dtype)
+    is_same = (bits == old) | (rounded.view(_BITS) == bits)  # others round half to even
+    variable[...] = np.where(is_same, old, bits).view(variable.dtype)
+    remainder[...] = np.where(is_same, remainder, 0)
 
 
 def _forget(dead: weakref.ref[State]) -> None:
     owners.pop(dead, None)
-
-
-def _forget_pair(dead: weakref.ref[MasterPair]) -> None:
-    _unequal.pop(dead, None)

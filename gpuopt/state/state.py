@@ -22,8 +22,8 @@ from gpuopt.backends import backend_for, new_storage
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.state.host_scalar import HostScalar
+from gpuopt.state.masters import paired, type_of_slot
 from gpuopt.state.slot_codecs import MASTER, SlotCodecs
-from gpuopt.state.split_masters import paired
 from gpuopt.variables.copied import Copied, CopiedArray, Copy, describe_lost, variable_of
 from gpuopt.variables.gate import undoing, writing
 from gpuopt.variables.identity import Identity
@@ -499,11 +499,18 @@ class State:
                 )
             # Of a restored slot it may be another number than of a new one.
             new_rows = float(value) if isinstance(value, int | float | np.number) else None
+            codecs = self.describe().slot_codecs
             slot = new_slot_variable(
-                variable, op_name, value if restored is None else restored, new_rows, shape, dtype
+                variable,
+                op_name,
+                value if restored is None else restored,
+                new_rows,
+                shape,
+                dtype,
+                type_of_slot(slot_name, codecs),
             )
             self.table(slot_name)[variable.identity] = slot
-            if slot_name == MASTER and self.describe().slot_codecs.masters is not None:
+            if slot_name == MASTER and codecs.masters is not None:
                 paired(self, variable, slot)
             for state in (self, *self._rivals_of(variable.identity)):
                 state.waiting_slots.pop(key, None)
@@ -620,6 +627,7 @@ def new_slot_variable(
     new_rows: NewRows,
     shape: tuple[int, ...] | None = None,
     dtype: Any = None,
+    kind: type[Variable] = Variable,
 ) -> Variable:
     """Makes an untrainable variable beside `variable`, named `<variable>/<op_name>`.
 
@@ -630,6 +638,7 @@ def new_slot_variable(
         new_rows: See `Variable.belongs_to`.
         shape: The variable's, if not given.
         dtype: Likewise.
+        kind: Its class.
 
     Raises:
         ValueError: a raw array's state would not last; see `require_known_owner`.
@@ -641,7 +650,7 @@ def new_slot_variable(
         variable.dtype if dtype is None else dtype,
         variable.shape if shape is None else tuple(shape),
     )
-    slot = Variable(storage, name=f"{variable.name}/{op_name}", trainable=False, copy=False)
+    slot = kind(storage, name=f"{variable.name}/{op_name}", trainable=False, copy=False)
     slot.owns_memory = True
     slot.belongs_to(variable, new_rows)
     backend_for(variable.device).record_creation(slot.identity)

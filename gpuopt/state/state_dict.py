@@ -19,7 +19,6 @@ from gpuopt.state import loss_scales
 from gpuopt.state.accumulated import hint_about, says_nothing
 from gpuopt.state.slot_codecs import MASTER, stored_as_here
 from gpuopt.state.slots import replace_arrays
-from gpuopt.state.split_masters import paired
 from gpuopt.state.state import Description, Range, State, check_fits
 from gpuopt.variables.copied import Copied, array_of, to_copy
 from gpuopt.variables.identity import Identity
@@ -274,7 +273,7 @@ def claim_state(state: State, name: str, variable: Variable, undo: Undo) -> None
                 variable, slot_name, op_name(slot_name), value, value.shape, value.dtype
             )
             if is_master:
-                paired(state, variable, slot).note_written(slot.identity)
+                slot.overwrite(value)
         else:
             undo.assign(existing, value)
 

@@ -351,7 +351,7 @@ class DeviceScaling:
             )
 
     def while_written(
-        self, written: Any, work: AbstractContextManager[Any]
+        self, written: Any, work: AbstractContextManager[Any], at: Any = ...
     ) -> AbstractContextManager[Any]:
         return work
 

@@ -71,7 +71,7 @@ class TableBehind:
         return identity is not None and identity.behind is not self
 
     def while_written(
-        self, written: Any, work: AbstractContextManager[Any]
+        self, written: Any, work: AbstractContextManager[Any], at: Any = ...
     ) -> AbstractContextManager[Any]:
         return work
 

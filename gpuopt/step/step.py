@@ -373,18 +373,18 @@ class Step:
         return True
 
     def _bring_up(self, updates: Updates) -> None:
-        """Has the variables to be updated, and their master copies, be as others left them."""
+        """Has the variables to be updated be as others left them."""
         if tables_behind.members_of_tables:
             tables_behind.bring_up_written(updates, self._optimizer.state)
-        if masters.owners:
-            masters.settle(self._optimizer.state, list(updates.identities()))
 
     def _apply(self, updates: Updates) -> None:
-        if tables_behind.members_of_tables or masters.owners:
+        if tables_behind.members_of_tables:
             self._bring_up(updates)
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(updates.variables())
         apply = partial(_apply_reading, updates) if updates.read else updates.apply
+        if masters.owners:
+            apply = masters.with_copies(self._optimizer.state, list(updates.identities()), apply)
         if not self._optimizer._use_locking:
             self._update_ops += apply()
             return
@@ -439,7 +439,7 @@ class Step:
             return None
         optimizer = self._optimizer
         if masters.owners:
-            masters.note_unfinished(optimizer.state, [each.identity for each in variables])
+            masters.agree(optimizer.state, [each.identity for each in variables])
         slots = chain.from_iterable(map(optimizer.state.slots_of, variables))
         beside = chain.from_iterable(each._written_beside(variables) for each in self._additions)
         arrays = [*variables, *slots, *optimizer._averages_of(variables), *beside]

@@ -10,7 +10,7 @@ class RowsBehind(Protocol):
     """Knows which rows of a table have missed steps, and what these would have done.
 
     Or which steps a GPU has left out, that the host has counted: of such numbers, `rows` is None.
-    Or that a master copy was written, and its variable not yet; or the other way.
+    Or that a variable has a master copy, to which is written what is written to it.
 
     Attributes:
         holds_arrays: Whether it is for these arrays alone, and goes when rows come or go.
@@ -26,11 +26,12 @@ class RowsBehind(Protocol):
         """
 
     def while_written(
-        self, written: Any, work: AbstractContextManager[Any]
+        self, written: Any, work: AbstractContextManager[Any], at: Any = ...
     ) -> AbstractContextManager[Any]:
         """Returns a context that is `work`, inside which a user writes what was brought up.
 
         Args:
             written: The identity of what is written.
             work: Of the backend.
+            at: The index of what is written.
         """

@@ -7,7 +7,7 @@ Plain copies in host memory come last, by built-ins alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping
 from functools import partial
 from operator import setitem
 from typing import Any
@@ -59,9 +59,7 @@ class Undo:
         self._waiting: list[tuple[Variable, Array]] = []
         # What is written, and what undoes the write: noted before it, and called again if it was
         # interrupted.
-        self._entries: list[tuple[Any, Callable[[], object]]] = [
-            ("master copies", partial(_bring_up, self._assigned))
-        ]
+        self._entries: list[tuple[Any, Callable[[], object]]] = []
         self._given: dict[int, Array] = {}
 
     def give(self, values: Iterable[Array]) -> None:
@@ -166,7 +164,7 @@ class _Values:
         with backend.enter(variable.identity):
             variable.bring_up()
             # Also after `refuse_reads`: these values are for no reader.
-            self.values: Array = backend.to_host(variable._array, even_if_refused=True)
+            self.values: Array = backend.to_host(variable._numbers(), even_if_refused=True)
 
     def put_back(self) -> None:
         variable = self._variable
@@ -185,12 +183,6 @@ def _is_plain_copy(variable: Variable, value: Array) -> bool:
         and array.flags.writeable
         and not np.may_share_memory(array, value)
     )
-
-
-def _bring_up(assigned: Sequence[Variable]) -> None:
-    """Brings variables and master copies up to date, for callers who keep an array of one."""
-    for variable in assigned:
-        variable.bring_up()
 
 
 def _replace_items(mapping: MutableMapping[Any, Any], items: Any) -> None:

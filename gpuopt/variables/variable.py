@@ -270,7 +270,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         behind = self.identity.behind
         if behind is not None:
             behind.bring_up()
-        return self._array
+        return self._numbers()
 
     @property
     def unread_storage(self) -> Any:
@@ -294,7 +294,11 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         if by is not None:
             return by.read(self)
         self.follow_updates()
-        return self.unread_storage
+        return self._numbers()
+
+    def _numbers(self) -> Any:
+        """Returns the array to read, once rows are up to date: another than a decoded one has."""
+        return self._array
 
     def bring_up(self, rows: Any = None) -> None:
         """Brings rows up to date that are behind the steps so far; see `RowsBehind`."""
@@ -326,7 +330,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         backend = backend_for(self.memory)
         with backend.enter(self.identity):
             self.bring_up()
-            return backend.to_host(self._array)
+            return backend.to_host(self._numbers())
 
     def assign(self, value: Any, use_locking: bool = False) -> Variable:
         """Overwrites the value in place, also what an unfinished step has left.
@@ -381,7 +385,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
             rows: Integers within range; of a row that is there twice, the values are equal.
             value: An array [len(rows), ...] on the variable's device.
         """
-        with writing(), reading(rows, value), self._writing(rows, value, rows=rows):
+        with writing(), reading(rows, value), self._writing(rows, value, rows=rows, at=rows):
             self._array[rows] = value
 
     def take_array(self, other: Variable) -> None:
@@ -425,15 +429,23 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
     def _lock(self, use_locking: bool) -> AbstractContextManager[Any]:
         return self.identity.lock if use_locking else nullcontext()
 
-    def _writing(self, *operands: Any, rows: Any = None) -> AbstractContextManager[Any]:
-        """Work inside writes to the variable, or to some rows, and reads the operands."""
+    def _writing(
+        self, *operands: Any, rows: Any = None, at: Any = ...
+    ) -> AbstractContextManager[Any]:
+        """Work inside writes to the variable, or to some rows, and reads the operands.
+
+        Args:
+            operands: What is read.
+            rows: The rows that are written; others may stay behind their steps.
+            at: The index of what is written.
+        """
         before_write((self,))
         self.bring_up(rows)
         # Variables are kept by `reading`.
         kept = [each for each in operands if not isinstance(each, Variable)]
         work = backend_for(self.memory).enter_update(self.identity, kept=(self._array, kept))
         behind = self.identity.behind
-        return work if behind is None else behind.while_written(self.identity, work)
+        return work if behind is None else behind.while_written(self.identity, work, at)
 
     def _being_read(self) -> AbstractContextManager[Any]:
         backend = backend_for(self.memory)
@@ -465,7 +477,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
             )
         self._refuse_as_constant("a plain array")
         self.bring_up()
-        return np.array(self._array, dtype=dtype, copy=copy)
+        return np.array(self._numbers(), dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.storage.__dlpack__(**options)
@@ -489,8 +501,9 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
     def __setitem__(self, key: Any, value: Any) -> None:
         refuse_masked(key, f'the index for "{self.name}"')
         value = checked_foreign(value, self, "the value")
-        with writing(), reading(key, value), self._writing(key, value):
-            self._array[storage_of(key)] = value_on_device(value, self, self.dtype)
+        at = storage_of(key)
+        with writing(), reading(key, value), self._writing(key, value, at=at):
+            self._array[at] = value_on_device(value, self, self.dtype)
 
     def __len__(self) -> int:
         return len(self._array)
@@ -526,7 +539,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
 
     def __repr__(self) -> str:
         """Shows the value, abbreviated as by numpy; on a GPU, the host waits for it once."""
-        array, memory = self._array, backend_for(self.memory)
+        array, memory = self._numbers(), backend_for(self.memory)
         return (
             f'<Variable "{self.name}" shape={self.shape} dtype={self.dtype} device={self.device} '
             f"value={shown_value(array, self.identity, memory, self.identity.behind)}>"

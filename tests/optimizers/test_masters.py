@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -107,6 +108,10 @@ def one_step(w: Variable, optimizer: Any, seed: int = 9) -> None:
     optimizer.apply_gradients([(normal(seed, w.shape, w.dtype), w)])
 
 
+def one_step_on(xp: Any, w: Variable, optimizer: Any) -> None:
+    optimizer.apply_gradients([(xp.asarray(normal(9, w.shape, w.dtype)), w)])
+
+
 @every_kind
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -176,7 +181,7 @@ def test_wide_variables_have_none() -> None:
 
 
 @every_kind
-def test_of_a_variable_and_its_master_what_was_written_last_counts(
+def test_what_is_assigned_to_a_variable_or_its_master_goes_to_both(
     masters: Any, dtype: Any, xp: Any
 ) -> None:
     w, optimizer = variable_on(xp, np.ones(4, dtype)), gpuopt.AdamOptimizer(masters=masters)
@@ -195,6 +200,89 @@ def test_of_a_variable_and_its_master_what_was_written_last_counts(
     one_step(w, optimizer, seed=3)
     assert np.abs(master.numpy()).max() < 0.01
     check_rounded(optimizer, w)
+
+
+INDICES: dict[str, Any] = {
+    "one row": 3,
+    "one element": (2, 5),
+    "a slice": slice(1, 30, 7),
+    "columns": (slice(None), slice(2, 4)),
+    "rows that repeat": np.array([3, 0, 3, 39]),
+    "a list": [5, 1],
+    "a mask": np.arange(320).reshape(40, 8) % 3 == 0,
+    "points": (np.array([0, 7]), np.array([1, 1])),
+    "nothing": slice(0, 0),
+    "everything": ...,
+}
+
+
+@every_kind
+@pytest.mark.parametrize("index", INDICES)
+@pytest.mark.parametrize("piece", [8, 1 << 22], ids=["in pieces", "at once"])
+def test_what_is_assigned_to_a_part_goes_to_that_part_of_both(
+    index: str, piece: int, masters: Any, dtype: Any, xp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpuopt.state.masters, "_PIECE", piece)
+    w = variable_on(xp, normal(0, (40, 8), dtype))
+    optimizer = gpuopt.AdamOptimizer(masters=masters)
+    one_step_on(xp, w, optimizer)
+    master, at = master_of(optimizer, w), INDICES[index]
+    on_device = xp.asarray(at) if isinstance(at, np.ndarray) else at
+    weights, exact = w.numpy(), master.numpy()
+    assert (weights.astype(np.float32) != exact).any()
+    weights[at], exact[at] = 0.3, np.asarray(0.3, dtype)
+    w[on_device] = 0.3
+    np.testing.assert_array_equal(w.numpy(), weights)
+    np.testing.assert_array_equal(master.numpy(), exact)
+    exact[at] = 0.7654321
+    master[on_device] = 0.7654321
+    np.testing.assert_array_equal(master.numpy(), exact)
+    check_rounded(optimizer, w)
+    w[on_device] = w.numpy()[at] if xp is np else xp.asarray(w.numpy()[at])
+    np.testing.assert_array_equal(master.numpy(), exact)
+
+
+@every_kind
+def test_operators_in_place_go_to_both(masters: Any, dtype: Any, xp: Any) -> None:
+    w, optimizer = variable_on(xp, np.ones((3, 2), dtype)), gpuopt.AdamOptimizer(masters=masters)
+    one_step_on(xp, w, optimizer)
+    master = master_of(optimizer, w)
+    w *= 0
+    w += 2
+    np.testing.assert_array_equal(master.numpy(), np.full((3, 2), 2))
+    master += np.float32(1)
+    master.assign_sub(xp.asarray(np.full((3, 2), 2.0**-20, np.float32)))
+    np.testing.assert_array_equal(master.numpy(), np.full((3, 2), 3 - 2.0**-20, np.float32))
+    np.testing.assert_array_equal(w.numpy().astype(np.float32), np.full((3, 2), 3))
+
+
+def test_the_array_of_a_master_shows_what_is_assigned_to_its_variable() -> None:
+    w, optimizer = Variable(np.ones(4, np.float16)), gpuopt.AdamOptimizer(masters="float32")
+    one_step(w, optimizer)
+    array, weights = master_of(optimizer, w).value(), w.value()
+    w[1] = 5
+    assert array[1] == 5
+    master_of(optimizer, w)[2] = 7
+    assert weights[2] == 7
+
+
+@every_kind
+def test_a_row_is_assigned_without_a_copy_of_the_table(masters: Any, dtype: Any) -> None:
+    w = Variable(np.ones((200_000, 8), dtype))
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9, masters=masters)
+    rows = np.arange(5)
+    optimizer.apply_gradients([(IndexedSlices(np.ones((5, 8), dtype), rows), w)])
+    master = master_of(optimizer, w)
+    for written, value in ((w, np.full((5, 8), 3, dtype)), (master, np.full((5, 8), 4.5))):
+        written[rows] = value  # what is imported or compiled is not counted
+        tracemalloc.start()
+        written[rows] = value
+        written[7:9] = value[:2]
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < w.nbytes / 8
+    np.testing.assert_array_equal(w[7:9].astype(np.float32), 4.5)
+    np.testing.assert_array_equal(master.numpy()[rows], 4.5)
 
 
 @every_masters
@@ -238,6 +326,7 @@ def test_a_variable_follows_its_master_after_a_step_that_was_interrupted(form: s
             with interrupts:
                 optimizer.apply_gradients([(gradient, w), (slices, table)])
         except Interrupt:
+            optimizer.accept_unfinished_step()
             for variable in (w, table):
                 follows = variable.numpy()
                 master = optimizer.get_slot(variable, "master").numpy()
@@ -278,30 +367,6 @@ def test_a_variable_that_is_written_is_left_alone_by_steps_of_others(masters: An
         gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(1, np.float32), x)])
         w.unread_storage[...] = 2
     np.testing.assert_array_equal(master_of(optimizer, w).numpy(), 2)
-
-
-@pytest.mark.internal
-@every_masters
-def test_what_is_written_while_the_two_are_made_to_agree_counts(
-    masters: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    w, optimizer = Variable(np.ones(4, BFLOAT16)), adam_with_masters(masters)
-    one_step(w, optimizer)
-    pair = w.identity.behind
-    agree = pair._agree
-
-    def agree_and_be_overtaken(*given: Any) -> None:
-        agree(*given)
-        w.unread_storage[...] = 3
-        pair.note_written(w.identity)
-
-    w.assign(np.full(4, 2))
-    with monkeypatch.context() as patch:
-        patch.setattr(pair, "_agree", agree_and_be_overtaken)
-        pair.settle()
-    np.testing.assert_array_equal(master_of(optimizer, w).numpy(), 3)
-    optimizer.apply_gradients([(np.zeros(4, BFLOAT16), w)])
-    check_rounded(optimizer, w)
 
 
 @pytest.mark.internal

@@ -137,9 +137,9 @@ class RuleOptimizer(Optimizer):
             together with neither `slot_bits=8` nor slots that have a number for each row;
             `masters`, "float32" to keep a master copy of each float16 or bfloat16 variable in
             a slot "master", and all other slots in float32, too, or by `slot_dtype`: a step
-            updates the copy, and rounds it to the variable. Of the two, what was written last
-            counts. "remainder" to keep only the 16 bits of the copy that a bfloat16 variable,
-            rounded half up, does not have.
+            updates the copy, and rounds it to the variable. What is assigned to one of the two
+            goes to both. "remainder" to keep only the 16 bits of the copy that a bfloat16
+            variable, rounded half up, does not have.
             Neither goes together with `slot_bits=8`;
             `stochastic_rounding`, a seed, to round what is written to bfloat16 variables and
             slots up or down at random, with the number itself as the mean. The random bits

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from gpuopt.backends import Target
 from gpuopt.optimizers.base.slot_bits import check_coded_blocks, check_coded_slot
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.masters import SplitPair, paired
 from gpuopt.state.slot_codecs import MASTER, SlotCodecs, has_master
-from gpuopt.state.split_masters import SplitPair, paired
 from gpuopt.state.state import State
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
@@ -47,7 +47,6 @@ def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[I
     master = checked_slot(optimizer, variable, MASTER)
     identities.append(master.identity)
     kept = paired(optimizer.state, variable, master)
-    kept.settle()
     if isinstance(kept, SplitPair):
         return Target(variable.unread_storage, arrays), identities, kept.remainder
     return Target(master.unread_storage, arrays), identities, variable.unread_storage
