@@ -62,7 +62,7 @@ class CodedPlan(DensePlan):
     def _bind(
         self, rule: UpdateRule, storage: Storage, scalars: dict[str, Any], refused: Any
     ) -> Launch | SummedLaunch:
-        arguments = self._arguments(refused)
+        arguments = self._arguments(rule, refused)
         arguments["words"] = to_device(self._launcher, packed_tables().view(np.uint32))
         update = kernels.coded_update(rule, self.codings, storage)
         if rule.sums:

@@ -293,7 +293,7 @@ class DensePlan:
     def _bind(
         self, rule: UpdateRule, storage: Storage, scalars: dict[str, Any], refused: Any
     ) -> Launch | SummedLaunch:
-        arguments, is_given_sums = self._arguments(refused), "sums" in scalars
+        arguments, is_given_sums = self._arguments(rule, refused), "sums" in scalars
         if rule.sums and not is_given_sums:
             forms = kernels.sum_terms(rule, storage), kernels.dense_update(rule, storage, True)
             return self._bind_summed(rule, storage, scalars, forms, arguments)
@@ -326,15 +326,19 @@ class DensePlan:
         most = self._launcher.num_multiprocessors
         return dense_blocks(len(self._chunks), self._num_threads, most), self._num_threads
 
-    def _arguments(self, refused: Any) -> dict[str, Any]:
+    def _arguments(self, rule: UpdateRule, refused: Any) -> dict[str, Any]:
         """Returns a kernel's arguments, but for what has to do with scalars.
 
         For each stream, as a kernel of this one must not read a table before its upload is done.
         """
+        chunks = self._chunks
+        if rule.is_clipped and not rule.sums:
+            # From the last one: its gradients were measured last, and may still be in the cache.
+            chunks = chunks[::-1]
         return {
             "variables": to_device(self._launcher, self._table()),
             "num_variables": self.num_variables,
-            "chunks": to_device(self._launcher, self._chunks),
+            "chunks": to_device(self._launcher, np.ascontiguousarray(chunks)),
             "num_chunks": len(self._chunks),
             "chunk_size": self._chunk_size,
             "few_grads": FewGradients([0] * FEW_GRADIENTS),

@@ -38,6 +38,7 @@ from gpuopt.backends.cuda.launcher import Launch
 from gpuopt.backends.cuda.sorted_rows import add_sort
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.device import Device
+from gpuopt.rules.clipped import clipped
 from gpuopt.rules.sources import CudaSource
 from gpuopt.rules.update_rule import update_rule
 
@@ -382,3 +383,27 @@ def test_launches_of_small_and_large_tensors_differ_in_threads() -> None:
     for sizes in ([16] * 50, [3000]):
         apply_dense(backend, ADAM, [arrays.update(size) for size in sizes], arrays.scalars())
     assert launched == [("dense_update", 50, 32, 1024), ("dense_update", 3, 256, 1024)]
+
+
+def test_an_update_after_a_norm_begins_with_the_chunks_that_were_measured_last() -> None:
+    first_chunks = {}
+
+    class Recording(EmulatorLauncher):
+        def bind(self, kernel: Any, blocks: int, threads: int, /, **arguments: Any) -> Launch:
+            first_chunks[kernel.rule.name] = arguments["chunks"][0].tolist()
+            return super().bind(kernel, blocks, threads, **arguments)
+
+    backend = CudaBackend(Device("gpu"), Recording())
+    arrays, clipping = Arrays(ADAM, "float32"), clipped(ADAM)
+    of_adam = arrays.scalars()
+    for rule, own in ((ADAM, {}), (clipping, {"clip_bound": np.float32(0.5)})):
+        updates = [arrays.update(size) for size in (5, 3000)]
+        expected = [copy_of(each) for each in updates]
+        # In the place of the factor, a GPU's kernel has the number of a norm: there is none.
+        factors = {"clip_factor": np.float32(-1)}, {"clip_factor": np.float32(1)}
+        for made_by, given, factor in zip(
+            (backend, CpuBackend()), (updates, expected), factors, strict=True
+        ):
+            apply_dense(made_by, rule, given, {**of_adam, **own, **(factor if own else {})})
+        check(updates, expected)
+    assert first_chunks == {ADAM.name: [0, 0], clipping.name: [1, 2]}
