@@ -27,7 +27,7 @@ from gpuopt.bench.machine import describe_commit, read_cpu_model
 
 _BLOCK_MS = 50
 # Timed only if `--only` is their name: they take minutes, and most of that is not steps.
-_SLOW = ("*checkpoint", "demo_in_float16", "slot_dtype_movement")
+_SLOW = ("*checkpoint", "demo_in_float16", "first_step_*", "slot_dtype_movement")
 _RESAMPLES = 4000
 
 

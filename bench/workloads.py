@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 import gpuopt
-from bench import autodiff, catch_up, checkpoints, low_precision, step_path
+from bench import autodiff, catch_up, checkpoints, first_step, low_precision, step_path
 from bench.harness import Offer, Step, Workload
 from bench.targets import Target, list_targets
 from gpuopt.backends import backend_for
@@ -478,6 +478,7 @@ _HOST_OFFERS = (
     *autodiff.OFFERS,
     *step_path.OFFERS,
     *catch_up.OFFERS,
+    *first_step.OFFERS,
     *_offer_options(),
     *_offer_models(),
     *_offer_tables(),
