@@ -83,9 +83,9 @@ class Codec(ABC):
         If they are not decoded, the first array has them already: then it writes the others.
         """
 
-    @abstractmethod
     def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
-        """Returns the forms of new arrays for numbers of a shape, all `start`."""
+        """Returns the forms of new arrays for numbers of a shape, all `start`; for slots alone."""
+        raise NotImplementedError
 
     def new_arrays(self, values: Array) -> Sequence[Array]:
         """Returns new arrays that store numbers."""
@@ -158,9 +158,6 @@ class MasterAndCopy(Codec):
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         np.copyto(arrays[1], arrays[0], casting="unsafe")
 
-    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
-        return [Form(shape, _FLOAT, start), Form(shape, self.copy, start)]
-
 
 @dataclass(frozen=True)
 class Split(Codec):
@@ -179,10 +176,6 @@ class Split(Codec):
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         for array, half in zip(arrays, split(values), strict=True):
             array[...] = half.reshape(array.shape)
-
-    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
-        weight, rest = split(np.float32(start))
-        return [Form(shape, weight.dtype, weight), Form(shape, rest.dtype, rest)]
 
 
 @dataclass(frozen=True)
