@@ -16,13 +16,14 @@ import gpuopt.optimizers
 from gpuopt.backends.backend import compute_type
 from gpuopt.near_names import find_near
 from gpuopt.optimizers.base import RuleOptimizer
-from gpuopt.rules.averaged import averaged
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.rounded import BFLOAT16, rounded
 from gpuopt.rules.slot_codes import BLOCK, Coding
-from gpuopt.rules.staged import Place, StagedRule
+from gpuopt.rules.stage import Place
+from gpuopt.rules.staged import StagedRule
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.slot_codecs import MASTER, kept_dtype
+from gpuopt.state.slot_codecs import MASTER
+from gpuopt.step.averages import averaged_rule
 from gpuopt.training.moving_average import ExponentialMovingAverage
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
@@ -174,9 +175,8 @@ def _rule_of(optimizer: RuleOptimizer, dtype: np.dtype[Any]) -> UpdateRule:
     """Returns the rule of a step that updates variables of a dtype by dense gradients."""
     rule = optimizer.rule
     if optimizer.averages is not None:
-        kept = kept_dtype(dtype, optimizer.masters)
-        rule = averaged(rule, None if kept == compute_type(dtype) else kept)
-    if optimizer.rounding is not None and (optimizer.rounding.has_own_slots or dtype == BFLOAT16):
+        rule = averaged_rule(rule, dtype, optimizer.masters)
+    if optimizer.rounding is not None and optimizer.rounding.rounds(dtype):
         rule = rounded(rule)
     return rule if optimizer.clips is None else clipped(rule)
 

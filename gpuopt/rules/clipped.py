@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.rules.staged import Place, Stage, StagedRule, staged
+from gpuopt.rules.stage import Place, Stage
+from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 
 

@@ -8,19 +8,18 @@ already stays.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from gpuopt.rules.random_bits import GOLDEN, mixed
-from gpuopt.rules.staged import StagedRule, marked
+from gpuopt.rules.stage import Place, Stage
+from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 # The key of a step's random bits, 16 of them in each, the lowest ones first: float32 holds them.
-ROUNDING_SCALARS = tuple(f"rounding_key_{place}" for place in range(4))
 _BITS = 16
 # How many arrays a word of random bits is for.
 _ARRAYS = 4
@@ -28,13 +27,22 @@ _LAST_FINITE = 0x7F7F0000
 _INFINITE = 0x7F800000
 
 
-@cache
+def store_at_random(
+    *, rounding_key_0: Any, rounding_key_1: Any, rounding_key_2: Any, rounding_key_3: Any
+) -> None:
+    """Rounds what is written to bfloat16 arrays up or down at random."""
+
+
+_ROUNDING = Stage("rounded", Place.STORE, store_at_random)
+ROUNDING_SCALARS = _ROUNDING.scalars
+
+
 def rounded(base: UpdateRule) -> StagedRule:
     """Returns the rule that does what `base` does; backends round what it writes.
 
     It has the slots of `base`, and `ROUNDING_SCALARS` after its scalars.
     """
-    return marked(base, "rounded", ROUNDING_SCALARS, is_rounded=True)
+    return staged(base, _ROUNDING)
 
 
 def key_of_step(seed: int, step: int) -> dict[str, np.float32]:

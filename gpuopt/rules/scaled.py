@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from functools import cache
+from typing import Any
 
-from gpuopt.rules.clipped import clipped
-from gpuopt.rules.staged import StagedRule, marked
+from gpuopt.rules.clipped import clip
+from gpuopt.rules.stage import Place, Stage
+from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 
 
-@cache
+def unscale(grad: Any, *, clip_factor: Any, clip_bound: Any) -> None:
+    """Divides the gradient by the loss scale, and clips it; the factor does both."""
+    clip(grad, clip_factor=clip_factor, clip_bound=clip_bound)
+
+
+_UNSCALING = Stage("scaled", Place.GRADIENT, unscale, of_counts=True)
+
+
 def scaled(base: UpdateRule) -> StagedRule:
     """Returns the rule that does what `clipped(base)` does, with the same scalars.
 
     Kernels choose among the scalars of several counts of steps.
     """
-    return marked(clipped(base), "scaled", is_scaled=True)
+    return staged(base, _UNSCALING)

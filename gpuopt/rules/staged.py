@@ -1,20 +1,9 @@
-"""Stages of a step around its rule: plain functions, each with its slots and its scalars.
-
-A stage is written for numpy, like a rule, and traced like one. A step is made in this order:
-
-    gradient    before anything else: writes the gradient, as clipping does
-    variable    before the rule: writes the variable, as weight decay does
-    rule        the optimizer's own arithmetic
-    step        in the rule's place: gets the step that the rule makes from 0, as caution does
-    stored      once the variable is stored: gets what is stored of it, as an average does
-"""
+"""Rules with stages around them; see `gpuopt.rules.stage`."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import cache
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -22,79 +11,9 @@ from typing import Any
 import numpy as np
 
 from gpuopt.computed_once import computed_once
-from gpuopt.rules.emitted import EmittedStage, Functor, emit_staged
-from gpuopt.rules.tracing import Program, Rank, trace
-from gpuopt.rules.update_rule import REALS, UpdateRule
-
-
-class Place(IntEnum):
-    """When a stage is run; see the module."""
-
-    GRADIENT = 0
-    VARIABLE = 1
-    STEP = 2
-    STORED = 3
-
-
-@dataclass(frozen=True, eq=False)
-class Stage:
-    """A stage of a step.
-
-    Attributes:
-        name: What a rule with it is called: `decayed` for `decayed_adam`.
-        place: When it is run.
-        function: Its parameters are the arrays that it takes, by their names: `var`, `grad`,
-            `step`, or one of `slots`; and behind a `*`, scalars. It writes in place.
-        slots: The slots that it has.
-        sums: Those of its scalars that are sums over the variable.
-        terms: Takes the gradient and the step, and returns an array for each of `sums`, whose
-            elements are summed.
-    """
-
-    name: str
-    place: Place
-    function: Callable[..., None]
-    slots: tuple[str, ...] = ()
-    sums: tuple[str, ...] = ()
-    terms: Callable[[Any, Any], Sequence[Any]] | None = None
-
-    @computed_once
-    def arrays(self) -> tuple[str, ...]:
-        return self._parameters(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-    @computed_once
-    def scalars(self) -> tuple[str, ...]:
-        return self._parameters(inspect.Parameter.KEYWORD_ONLY)
-
-    def _parameters(self, kind: Any) -> tuple[str, ...]:
-        every = inspect.signature(self.function).parameters.values()
-        return tuple(each.name for each in every if each.kind is kind)
-
-    def run(self, arrays: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
-        self.function(
-            *(arrays[name] for name in self.arrays),
-            **{name: scalars[name] for name in self.scalars},
-        )
-
-    @computed_once
-    def emitted(self) -> EmittedStage:
-        """Its function and its terms, traced for each type."""
-        programs = {real.name: self._trace(self.run, real) for real in REALS}
-        terms = {}
-        if self.terms is not None:
-            terms = {real.name: self._trace(self._terms_of, real) for real in REALS}
-        return EmittedStage(self.function.__name__, self.arrays, programs, terms)
-
-    def _terms_of(self, arrays: Mapping[str, Any], scalars: Mapping[str, Any]) -> Sequence[Any]:
-        assert self.terms is not None
-        return self.terms(arrays["grad"], arrays["step"])
-
-    def _trace(self, function: Callable[..., Any], real: np.dtype[Any]) -> Program:
-        arrays = dict.fromkeys(self.arrays, Rank.ELEMENT)
-        scalars = dict.fromkeys(self.scalars, Rank.UNIFORM)
-        return trace(
-            self.name, lambda given: function(given, given), arrays, scalars, real, read_only={}
-        )
+from gpuopt.rules.emitted import Functor, emit_staged
+from gpuopt.rules.stage import Place, Stage
+from gpuopt.rules.update_rule import UpdateRule
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,11 +22,9 @@ class StagedRule(UpdateRule):
 
     Attributes:
         rule: The rule itself.
-        stages: In the order that they are run in.
     """
 
     rule: UpdateRule = field(kw_only=True)
-    stages: tuple[Stage, ...] = field(kw_only=True)
 
     @computed_once
     def is_emitted(self) -> bool:
@@ -124,9 +41,7 @@ class StagedRule(UpdateRule):
                 "num_row_slots": len(self.row_slots),
                 "num_sums": len(self.sums),
                 "num_averages": int(self.is_averaged),
-                "is_clipped": int(self.is_clipped),
                 "is_rounded": int(self.is_rounded),
-                "is_scaled": int(self.is_scaled),
                 **self._constant_of_written,
             },
             self.fields[len(self.rule.fields) :],
@@ -134,6 +49,7 @@ class StagedRule(UpdateRule):
             {
                 place.name.lower(): [s.emitted for s in self.stages if s.place is place]
                 for place in Place
+                if place is not Place.STORE
             },
             self.slots[: len(self.slots) - len(self.rule.slots)],
             has_own_sums=bool(self.rule.sums),
@@ -183,21 +99,8 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
         scalars=(*base.scalars, *stage.scalars),
         sums=stage.sums or base.sums,
         degrees=() if stage.sums else base.degrees,
-        is_averaged=base.is_averaged or bool(stage.slots),
         stored=stored or base.stored,
     )
-
-
-def marked(base: UpdateRule, name: str, scalars: tuple[str, ...] = (), **marks: bool) -> StagedRule:
-    """Returns a rule that computes what `base` does, for loops that are to do more.
-
-    Args:
-        base: A rule, which may have stages.
-        name: What the rule is called, before the name of `base`.
-        scalars: What the loops need besides.
-        marks: Attributes of `UpdateRule`, as `is_rounded`.
-    """
-    return _with(base, name, scalars=(*base.scalars, *scalars), **marks)
 
 
 def _with(base: UpdateRule, name: str, *more: Stage, **changed: Any) -> StagedRule:
@@ -206,10 +109,7 @@ def _with(base: UpdateRule, name: str, *more: Stage, **changed: Any) -> StagedRu
     stages = tuple(sorted((*before, *more), key=lambda each: each.place))
     kept = {
         each: getattr(base, each)
-        for each in (
-            *("slots", "squares", "sums", "row_slots", "eight_bit", "degrees"),
-            *("is_rounded", "is_averaged", "is_scaled", "stored"),
-        )
+        for each in (*("slots", "squares", "sums", "row_slots", "eight_bit", "degrees", "stored"),)
     }
     attributes = {**kept, **changed}
     apply, terms = _functions(rule, stages, attributes["slots"], attributes["stored"])
@@ -218,7 +118,6 @@ def _with(base: UpdateRule, name: str, *more: Stage, **changed: Any) -> StagedRu
     return StagedRule(
         apply=apply,
         terms=terms if attributes["sums"] else None,
-        is_clipped=any(stage.place is Place.GRADIENT for stage in stages),
         rule=rule,
         stages=stages,
         **attributes,

@@ -24,6 +24,9 @@ _OWN_FILES = (__file__, np.lib.mixins.__file__)
 
 DType: TypeAlias = "np.dtype[Any]"
 
+# The types that rules compute in.
+REALS = (np.dtype(np.float32), np.dtype(np.float64))
+
 
 class Rank(IntEnum):
     """By what a value differs."""

@@ -16,14 +16,12 @@ from gpuopt.rules.degrees import refuse_other_degrees
 from gpuopt.rules.emitted import Functor, emit, emit_staged, field_name
 from gpuopt.rules.shift import Shift, shift_of
 from gpuopt.rules.sources import CudaSource, kernel_root
-from gpuopt.rules.tracing import Program, Rank, trace
+from gpuopt.rules.stage import Place, Stage
+from gpuopt.rules.tracing import REALS, Program, Rank, trace
 from gpuopt.rules.unnamed import Unnamed
 
 # The scalar of a row-wise rule that each row has for itself.
 MEAN_SQUARE = "mean_square"
-
-# The types that rules compute in.
-REALS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def row_shape(shape: Sequence[int]) -> tuple[int, ...]:
@@ -57,12 +55,9 @@ class UpdateRule:
             gradients.
         unnamed: What the rule does where the gradient is 0, if rows without one can catch up.
         eight_bit: The slots that may be stored in 8 bits.
-        is_rounded: Whether backends round the values that it writes stochastically; see `rounded`.
         stored: The dtype that the variable is rounded to, if the rule depends on it; see
             `averaged`.
-        is_averaged: Whether its first slot is a moving average of the variable; see `averaged`.
-        is_clipped: Whether it computes with a clipped gradient; see `clipped`.
-        is_scaled: Whether kernels choose among the scalars of several counts; see `scaled`.
+        stages: The stages around it, in the order that they are run in.
     """
 
     apply: Callable[..., None]
@@ -75,16 +70,36 @@ class UpdateRule:
     row_slots: tuple[str, ...] = ()
     unnamed: Unnamed | None = None
     eight_bit: tuple[str, ...] = ()
-    is_rounded: bool = False
     degrees: tuple[int, ...] = ()
     stored: np.dtype[Any] | None = None
-    is_averaged: bool = False
-    is_clipped: bool = False
-    is_scaled: bool = False
+    stages: tuple[Stage, ...] = ()
 
     @property
     def name(self) -> str:
         return self.apply.__name__
+
+    @computed_once
+    def is_clipped(self) -> bool:
+        """Whether it computes with a gradient that a stage has written."""
+        return self._has(Place.GRADIENT)
+
+    @computed_once
+    def is_scaled(self) -> bool:
+        """Whether kernels choose among the scalars of several counts; see `scaled`."""
+        return any(stage.of_counts for stage in self.stages)
+
+    @computed_once
+    def is_rounded(self) -> bool:
+        """Whether backends round the values that it writes stochastically; see `rounded`."""
+        return self._has(Place.STORE)
+
+    @computed_once
+    def is_averaged(self) -> bool:
+        """Whether its first slot is a moving average of the variable; see `averaged`."""
+        return self._has(Place.STORED)
+
+    def _has(self, place: Place) -> bool:
+        return any(stage.place is place for stage in self.stages)
 
     @computed_once
     def is_emitted(self) -> bool:

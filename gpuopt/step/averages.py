@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends import Target
-from gpuopt.backends.backend import Scalars
+from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.backends.loss_scaling import Decided
 from gpuopt.device import Device
 from gpuopt.rules.averaged import averaged
@@ -168,9 +168,8 @@ class StepAverages:
     ) -> tuple[UpdateRule, list[Scalars]]:
         """Returns the form of a rule that also moves the average of a batch, and its scalars."""
         weight: np.floating[Any] = batch.real(1 - self._decay)
-        kept = kept_dtype(batch.dtype, self._masters)
-        stored = None if kept == batch.real else kept
-        return averaged(rule, stored), [{**each, AVERAGE_WEIGHT: weight} for each in scalars]
+        rule = averaged_rule(rule, batch.dtype, self._masters)
+        return rule, [{**each, AVERAGE_WEIGHT: weight} for each in scalars]
 
     def follow(
         self, variables: Sequence[Variable], values: Sequence[Variable], row_checks: RowChecks
@@ -209,6 +208,12 @@ class StepAverages:
         self._moving.forget(
             each for each in self._made if devices is None or each.device in devices
         )
+
+
+def averaged_rule(rule: UpdateRule, dtype: np.dtype[Any], masters: Masters | None) -> UpdateRule:
+    """Returns the form of a rule that also moves the averages of variables of a dtype."""
+    kept = kept_dtype(dtype, masters)
+    return averaged(rule, None if kept == compute_type(dtype) else kept)
 
 
 def following(averages: Any, masters: Masters | None) -> FollowingAverages | None:

@@ -37,6 +37,10 @@ class StochasticRounding:
         self.seed = seed
         self.has_own_slots = has_own_slots
 
+    def rounds(self, dtype: np.dtype[Any]) -> bool:
+        """Whether something is rounded in updates of variables of this type."""
+        return self.has_own_slots or bool(dtype == BFLOAT16)
+
     def create_counter(self, state: State, device: Device) -> None:
         """Makes the count of steps, if it is missing."""
         if state.other(ROUNDED_STEPS) is None:
@@ -55,12 +59,8 @@ class StepRounding:
     """The rounding of one step."""
 
     def __init__(self, rounding: StochasticRounding, steps: HostScalar) -> None:
-        self._has_own_slots = rounding.has_own_slots
+        self.rounds = rounding.rounds
         self._key = key_of_step(rounding.seed, int(steps.numpy()))
-
-    def rounds(self, dtype: np.dtype[Any]) -> bool:
-        """Whether something is rounded in updates of variables of this type."""
-        return self._has_own_slots or bool(dtype == BFLOAT16)
 
     def join(
         self, rule: UpdateRule, scalars: Sequence[Scalars]

@@ -11,9 +11,7 @@ struct RuleDefaults {
   static constexpr int num_sums = 0;         // scalars that are sums over the variable
   static constexpr int first_sum = -1;       // the first of them, if a launch is given the sums
   static constexpr int num_averages = 0;     // the first slots, which follow the variable
-  static constexpr bool is_clipped = false;  // whether it computes with a clipped gradient
   static constexpr bool is_rounded = false;  // whether what it writes is rounded at random
-  static constexpr bool is_scaled = false;   // whether scalars depend on the device's own count
   static constexpr int written = -1;         // bit 0: it writes the variable; bit 1 + k: slot k
 
   // The degree of a sum in the gradient, if it is over the variable and the gradient alone.
