@@ -11,10 +11,9 @@ import fake_cupy
 import ml_dtypes
 import numpy as np
 import pytest
-from bound_kernels import kernels_bound_by
+from bound_kernels import compile_together
 from dtypes import DTYPES
 from each_device import variable_on
-from emulator import EmulatorLauncher
 from pairs_of_stages import (
     AVERAGE_DECAY,
     DECAY,
@@ -451,7 +450,7 @@ def prepare_kernels(dtype: np.dtype) -> None:
                 given = _gradients(np.random.default_rng(3), variables, number)
                 _apply(optimizer, [_pairs(given, variables, fake_cupy)], SCALE)
 
-    EmulatorLauncher().prepare(kernels_bound_by(run))
+    compile_together(run)
 
 
 @pytest.mark.emulator

@@ -42,3 +42,8 @@ def kernels_bound_by(run: Callable[[], object]) -> list[Kernel]:
     with using(gpu, CudaBackend(gpu, launcher)):
         run()
     return list(launcher.found.values())
+
+
+def compile_together(run: Callable[[], object]) -> None:
+    """Compiles the kernels that what runs on gpu:0 will launch, in a few libraries."""
+    EmulatorLauncher().prepare(kernels_bound_by(run))
