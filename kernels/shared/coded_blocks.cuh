@@ -146,7 +146,29 @@ __device__ __forceinline__ void store_lane(Element* to, int count, bool is_packe
   }
 }
 
-// Encodes a lane's numbers, all finite, and returns the block's scale. Every lane must call it.
+// Returns the largest of the lanes' numbers to all of them.
+__device__ __forceinline__ int largest_of_lanes(int mine, const Lanes& lanes) {
+  if (lanes.num_lanes == warp_size) {  // in most blocks: a mask that is known saves instructions
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(whole_warp, mine);
+#else
+#pragma unroll
+    for (int distance = warp_size / 2; distance > 0; distance /= 2) {
+      const int other = __shfl_xor_sync(whole_warp, mine, distance);
+      mine = other > mine ? other : mine;
+    }
+    return mine;
+#endif
+  }
+  for (int distance = lanes.num_lanes / 2; distance > 0; distance /= 2) {
+    const int other = __shfl_xor_sync(mask_of(lanes), mine, distance);
+    mine = other > mine ? other : mine;
+  }
+  return mine;
+}
+
+// Encodes a lane's numbers, made by `to_store` and all finite, and returns the block's scale. Every
+// lane must call it.
 __device__ __forceinline__ float encode_lane(int coding, const SlotTables& tables,
                                              const float (&values)[lane_codes], const Lanes& lanes,
                                              unsigned char (&codes)[lane_codes]) {
@@ -155,21 +177,18 @@ __device__ __forceinline__ float encode_lane(int coding, const SlotTables& table
   int largest = 0;
 #pragma unroll
   for (int k = 0; k < lane_codes; ++k) {
-    magnitudes[k] = absolute(to_store(coding, values[k]));
+    magnitudes[k] = absolute(values[k]);
     int bits;
     memcpy(&bits, &magnitudes[k], sizeof bits);
     largest = bits > largest ? bits : largest;
   }
-  for (int distance = lanes.num_lanes / 2; distance > 0; distance /= 2) {
-    const int other = __shfl_xor_sync(mask_of(lanes), largest, distance);
-    largest = other > largest ? other : largest;
-  }
+  largest = largest_of_lanes(largest, lanes);
   float scale;
   memcpy(&scale, &largest, sizeof scale);
-  const float divisor = scale > 0 ? scale : 1;
+  const BlockDivisor divisor(scale > 0 ? scale : 1);
 #pragma unroll
   for (int k = 0; k < lane_codes; ++k) {
-    const float magnitude = magnitudes[k] / divisor;
+    const float magnitude = divisor.quotient(magnitudes[k]);
     const int first = tables.first[place_of(magnitude)];
     codes[k] = static_cast<unsigned char>(code_of(coding, tables, first, magnitude, values[k] < 0));
   }
@@ -186,7 +205,7 @@ struct CodedState {
   float average[Program::num_averages > 0 ? lane_codes : 1];
   unsigned char codes[slot_capacity<Program>][lane_codes];  // as they were loaded
   float scales[slot_capacity<Program>];
-  float slots[slot_capacity<Program>][lane_codes];  // once they are updated
+  float slots[slot_capacity<Program>][lane_codes];  // once they are updated, as `to_store` has them
 
   __device__ __forceinline__ CodedState(const CodedTarget<Program>& target, bool is_packed,
                                         const LanePart& part, const Lanes& lanes) {
@@ -235,8 +254,11 @@ struct CodedState {
       for (int k = Program::num_averages; k < Program::num_slots; ++k)
         has_codes &= is_finite(slot[k]);
 #pragma unroll
-      for (int k = Program::num_averages; k < Program::num_slots; ++k)
-        slots[k][i] = has_codes ? slot[k] : 0;
+      for (int k = Program::num_averages; k < Program::num_slots; ++k) {
+        // Here, where the root of a square may be one that the rule has computed.
+        const int coding = coding_of(Program::codings, k - Program::num_averages);
+        slots[k][i] = has_codes ? to_store(coding, slot[k]) : 0;
+      }
     }
   }
 

@@ -44,9 +44,36 @@ GPUOPT_INLINE float decode(int coding, const SlotTables& tables, unsigned char c
 // Returns what is stored of a slot's number, before it is divided by the block's scale.
 GPUOPT_INLINE float to_store(int coding, float value) {
   if (coding == coding_signed) return value;
-  const float positive = value > 0 ? value : 0;
-  return coding == coding_roots ? square_root(positive) : positive;
+  const float stored = coding == coding_roots ? square_root(value) : value;
+  return value > 0 ? stored : 0;
 }
+
+// Divides numbers of a block, which are not above its scale, by the scale. Quotients from 2^-24 on
+// have the bits of a division: for one correction of what is within a unit in the last place, see
+// P. Markstein, Computation of elementary functions on the IBM RISC System/6000 processor (1990).
+struct BlockDivisor {
+  float shift;  // a power of 2, so that the divisor is in [2, 4), and nothing underflows
+  float divisor;
+  float reciprocal;
+  float rest;  // what the reciprocal lacks
+
+  GPUOPT_INLINE explicit BlockDivisor(float scale) {
+    unsigned int bits;
+    memcpy(&bits, &scale, sizeof bits);
+    const unsigned int exponent = bits >> 23;
+    bits = (exponent > 0 ? 255 - exponent : 254) << 23;
+    memcpy(&shift, &bits, sizeof shift);
+    divisor = scale * shift;
+    reciprocal = 1 / divisor;
+    rest = fused(-reciprocal, divisor, 1.0f) * reciprocal;
+  }
+
+  GPUOPT_INLINE float quotient(float number) const {
+    const float shifted = number * shift;
+    const float near = fused(shifted, reciprocal, shifted * rest);
+    return fused(fused(-near, divisor, shifted), reciprocal, near);
+  }
+};
 
 // Returns the place of a magnitude of at most 1 in `SlotTables::first`.
 GPUOPT_INLINE int place_of(float magnitude) {
