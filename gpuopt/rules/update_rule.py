@@ -22,6 +22,8 @@ from gpuopt.rules.unnamed import Unnamed
 
 # The scalar of a row-wise rule that each row has for itself.
 MEAN_SQUARE = "mean_square"
+# What a header of a user's own may call, as in CUDA.
+_FUNCTIONS_OF_C = "#if !defined(__CUDACC__)\n#include <cmath>\n#endif\n"
 
 
 def row_shape(shape: Sequence[int]) -> tuple[int, ...]:
@@ -222,8 +224,10 @@ class UpdateRule:
     @property
     def definitions(self) -> tuple[str, ...]:
         """C++ that defines the functor, piece by piece."""
-        own = () if self.cuda is None else (f'#include "{self.cuda.header}"\n{self._checks}',)
-        return (*own, self.own_functor.definition)
+        if self.cuda is None:
+            return (self.own_functor.definition,)
+        own = f'{_FUNCTIONS_OF_C}#include "{self.cuda.header}"\n{self._checks}'
+        return (own, self.own_functor.definition)
 
     @property
     def include_folders(self) -> tuple[Traversable, ...]:
