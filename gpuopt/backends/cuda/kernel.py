@@ -84,8 +84,8 @@ class Kernel:
         """C++ that defines the argument after the function's own file; none of a type alone."""
         if not self._is_struct:
             return []
-        struct = f"struct {self._struct_name}{self._base} {{\n{self._body}}};"
-        return [f"namespace gpuopt {{\n{struct}\n}}"]
+        text = f"struct {self._struct_name}{self._base} {{\n{self._body}}};"
+        return [f"namespace gpuopt {{\n{text}\n}}"]
 
     @property
     def _is_struct(self) -> bool:
