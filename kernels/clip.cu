@@ -62,16 +62,16 @@ __global__ void __launch_bounds__(clip_threads)
 }
 
 // Adds the squares of gradients to a norm. The last launch of a step also makes results: `results`
-// is null before. `parts` is for a number of each chunk. If `Types::Given` is not AsTheyAre, the
-// gradients are of that type: they are added to sums, which are measured instead.
+// is null before. `parts` is for a number of each chunk. If `Types::AddedGradient` is not
+// AsTheyAre, the gradients are of that type: they are added to sums, which are measured instead.
 template <class Types>
 __global__ void __launch_bounds__(clip_threads, 2)
     measure(const __grid_constant__ ClippedArray only, const ClippedArray* __restrict__ arrays,
             long long num_arrays, long long num_chunks, const __grid_constant__ Adding adding,
             double* parts, const __grid_constant__ ClipTotals totals,
             const __grid_constant__ ClipRule rule, ClipResult* results) {
-  sum_chunks<StorageOf<Types>, typename Types::Given, true>(only, arrays, num_arrays, num_chunks,
-                                                            adding, parts);
+  sum_chunks<StorageOf<Types>, typename Types::AddedGradient, true>(only, arrays, num_arrays,
+                                                                    num_chunks, adding, parts);
   finish_sums(parts, num_chunks, totals, rule, results);
 }
 
@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(clip_threads, 2)
                        const __grid_constant__ ClipTotals totals,
                        const __grid_constant__ ClipRule rule, ClipResult* results,
                        const __grid_constant__ LossDecision decision) {
-  sum_chunks<StorageOf<Types>, typename Types::Given, true>(only, arrays, num_arrays, num_chunks,
-                                                            adding, parts, decision);
+  sum_chunks<StorageOf<Types>, typename Types::AddedGradient, true>(
+      only, arrays, num_arrays, num_chunks, adding, parts, decision);
   finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 

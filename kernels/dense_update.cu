@@ -183,9 +183,9 @@ constexpr int blocks_of_updates() {
 }
 
 // Updates chunks of variables, see `visit_chunks`. `groups` holds the number of each variable's
-// group; null if there is one. `many_scalars` has each group's scalars; if it is null, `scalars`
-// has. Of a row-wise rule, a row belongs to the chunk that it begins in, and `widths` holds how
-// many elements a row of each variable has.
+// group; null if the program has none. `many_scalars` has each group's scalars; if it is null,
+// `scalars` has. Of a row-wise rule, a row belongs to the chunk that it begins in, and `widths`
+// holds how many elements a row of each variable has.
 template <class Program>
 __global__ void __launch_bounds__(dense_threads, blocks_of_updates<Program>())
     dense_update(const VariableOf<Program>* __restrict__ variables, long long num_variables,

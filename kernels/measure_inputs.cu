@@ -122,7 +122,8 @@ __device__ __forceinline__ void sum_chunks_of_inputs(
     const long long number = num_arrays == 1 ? 0 : number_of_array(arrays, num_arrays, c);
     const ClippedArray& array = num_arrays == 1 ? only : arrays[number];
     const MeasuredVariable variable = variables[number];
-    const MeasuredChunk<GradientOf<Program>, typename Program::Given> chunk(array, c, adding);
+    const MeasuredChunk<GradientOf<Program>, typename Program::AddedGradient> chunk(array, c,
+                                                                                    adding);
     const Target<VariablesOf<Program>> target =
         Target<VariablesOf<Program>>(variable.arrays).from(begin_of(array, c));
     const Real bound = Real(scaled(decision, variable.bound, rule));

@@ -44,7 +44,7 @@ template <class Program>
 struct CodedTarget {
   VarOf<Program>* var;
   float* average = nullptr;
-  Slots<Program, unsigned char> codes;  // from `first_own` on
+  Slots<Program, unsigned char> codes;  // from `Program::num_averages` on
   Slots<Program, float> scales;
 
   // `arrays` holds the variable's address, that of the average, those of all codes, and then those

@@ -238,7 +238,7 @@ struct LateRow {
   }
 
   // Notes the step that is being made, too.
-  __device__ __forceinline__ void count_step(const Lanes& lanes) const { note(now + 1, lanes); }
+  __device__ __forceinline__ void note_step(const Lanes& lanes) const { note(now + 1, lanes); }
 };
 
 // For `update_rows`: the only table's rows that missed steps, or those of several tables.

@@ -48,8 +48,7 @@ struct Split {
   static constexpr int num_arrays = 1;
 };
 
-// Whether what a rule makes of the variable is stored in 16 bits, and nothing is kept of the
-// others.
+// Whether the variable has 16 bits, and no master copy.
 template <class Program>
 constexpr bool drops_bits_of_var =
     sizeof(VarOf<Program>) == 2 && BesideOf<Program>::num_arrays == 0;

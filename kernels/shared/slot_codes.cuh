@@ -52,7 +52,8 @@ GPUOPT_INLINE float to_store(int coding, float value) {
 // have the bits of a division: for one correction of what is within a unit in the last place, see
 // P. Markstein, Computation of elementary functions on the IBM RISC System/6000 processor (1990).
 struct BlockDivisor {
-  float shift;  // a power of 2, so that the divisor is in [2, 4), and nothing underflows
+  float shift;  // a power of 2: the divisor is in [2, 4), or a subnormal one's below, and nothing
+                // underflows
   float divisor;
   float reciprocal;
   float rest;  // what the reciprocal lacks

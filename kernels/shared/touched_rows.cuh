@@ -17,7 +17,7 @@ struct TablesUpToDate {
                                            const Scalars& scalars) const {
       state.update(gradient, scalars);
     }
-    __device__ __forceinline__ void count_step(const Lanes&) const {}
+    __device__ __forceinline__ void note_step(const Lanes&) const {}
   };
 
   __device__ __forceinline__ Row row(long long, long long) const { return {}; }
@@ -82,7 +82,7 @@ __device__ __forceinline__ void update_rows(
     } else {
       update_row<Program, 1>(target, row, grad, rows, all, begin, lanes, scalars.of(table), missed);
     }
-    missed.count_step(lanes);
+    missed.note_step(lanes);
     if (touched != nullptr && lanes.lane == 0) atomicAnd(&touched[word_of(row)], ~bit_of(row));
   }
 }

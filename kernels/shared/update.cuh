@@ -18,10 +18,10 @@ using VariableOf = Variable<num_arrays<Program>>;
 
 // What is kept beside a variable: an array of as many elements, or nothing.
 template <class Kept>
-struct Beside {
+struct BesideArray {
   typename Kept::Element* array;
 
-  __device__ __forceinline__ explicit Beside(const long long* address)
+  __device__ __forceinline__ explicit BesideArray(const long long* address)
       : array(reinterpret_cast<typename Kept::Element*>(*address)) {}
 
   __device__ __forceinline__ void move(long long elements) { array += elements; }
@@ -32,8 +32,8 @@ struct Beside {
   }
 };
 template <>
-struct Beside<Alone> {
-  __device__ __forceinline__ explicit Beside(const long long*) {}
+struct BesideArray<Alone> {
+  __device__ __forceinline__ explicit BesideArray(const long long*) {}
   __device__ __forceinline__ void move(long long) {}
 
   template <class Program>
@@ -69,6 +69,9 @@ struct AverageArray<Program, true> {
 
   __device__ __forceinline__ explicit AverageArray(const long long* address)
       : array(reinterpret_cast<Average*>(*address)) {}
+  template <class Other>
+  __device__ __forceinline__ explicit AverageArray(const AverageArray<Other>& other)
+      : array(other.array) {}
 
   __device__ __forceinline__ void move(long long elements) { array += elements; }
   // Where all other arrays have 16 bits, as many elements as are a pack of these are two.
@@ -125,7 +128,7 @@ struct Target : Numbering<Program> {
   VarOf<Program>* var;
   Slots<Program, SlotOf<Program>> slots;  // from `first_slot` on
   AverageArray<Program> average;
-  Beside<BesideOf<Program>> beside;
+  BesideArray<BesideOf<Program>> beside;
 
   // `arrays` holds the variable's address, then those of its slots, and of what is beside it.
   __device__ __forceinline__ explicit Target(const long long* arrays)

@@ -245,7 +245,8 @@ def kernels_with_averages() -> list[Kernel]:
 def kernels_with_averages_of_several_types() -> list[Kernel]:
     """Lists those of 16-bit variables, slots of another type and in 8 bits, and averages alone."""
     by_name = {rule.name: rule for rule in update_rules()}
-    adam, lamb, momentum = (averaged(by_name[name]) for name in ("adam", "lamb", "momentum"))
+    names = "adam", "lamb", "momentum", "partial_row_wise_adam"
+    adam, lamb, momentum, row_wise = (averaged(by_name[name]) for name in names)
     storages: list[Storage] = [
         "float16",
         "bfloat16",
@@ -270,6 +271,7 @@ def kernels_with_averages_of_several_types() -> list[Kernel]:
                 kernels.dense_update(lamb, storage, has_groups=True),
             )
         ),
+        *(kernels.dense_update(row_wise, storage) for storage in halves),
         *(
             kernels.coded_update(rule, slot_codes(rule.rule, "root").codings, storage)
             for rule in (momentum, adam)

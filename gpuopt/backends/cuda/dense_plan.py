@@ -288,7 +288,7 @@ class DensePlan:
 
     def _has_groups(self, rule: UpdateRule) -> bool:
         """Whether a rule's launch is for groups, if only one: some have no other form."""
-        return self._groups is not None or bool(rule.computed) or rule.is_clipped
+        return self._groups is not None or kernels.needs_groups(rule)
 
     def _bind(
         self, rule: UpdateRule, storage: Storage, scalars: dict[str, Any], refused: Any

@@ -18,7 +18,7 @@ from gpuopt.rules.update_rule import UpdateRule
 
 # The types that a struct is named after, of a rule's arrays and of others.
 _OF_ARRAYS = ("Var", "Slot", "Gradient")
-_OTHERS = ("Beside", "Storage", "Source", "Key", "Index", "Given")
+_OTHERS = ("Beside", "Storage", "Source", "Key", "Index", "AddedGradient")
 # Bytes: each argument begins at a multiple, as no type in C++ that is declared needs more.
 WORD = 8
 
@@ -125,7 +125,7 @@ class Kernel:
 
     @property
     def rules(self) -> list[UpdateRule]:
-        """The rules whose functors are among the types."""
+        """The rule, and the one of rows without a gradient."""
         return [rule for rule in (self.rule, self.other_rows) if rule is not None]
 
     @property

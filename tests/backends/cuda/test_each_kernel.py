@@ -153,7 +153,7 @@ def test_steps_that_launch_each_kernel_are_numpys(name: str) -> None:
 @pytest.mark.driver
 def test_these_steps_launch_every_kernel() -> None:
     source = "".join(path.read_text() for path in KERNELS.glob("*.cu"))
-    written = re.findall(r"__global__ void(?: __launch_bounds__\(.*?\)\n)?\s+(\w+)\(", source)
+    written = re.findall(r"__global__ void(?: __launch_bounds__\(.*?\)\s)?\s*(\w+)\(", source)
     assert len(written) == source.count("__global__")
     with driver.record_launches() as launches:
         for case in CASES.values():

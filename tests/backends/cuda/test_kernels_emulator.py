@@ -37,7 +37,8 @@ SANITIZE = os.environ.get("GPUOPT_EMULATOR_SANITIZE", "")
 without_sanitizer = pytest.mark.skipif(bool(SANITIZE), reason="this process has a sanitizer itself")
 
 
-def collective(function: str, types: tuple[str, ...] = (), **parameters: Parameter) -> Kernel:
+def collective(function: str, value: str = "", **parameters: Parameter) -> Kernel:
+    types = {"Value": value} if value else {}
     return Kernel(function, parameters, types, file="collectives.cu")
 
 
@@ -47,14 +48,14 @@ SQUARE = collective("square", values=FLOATS, results=FLOATS, size=Number("int64"
 MULTIPLY_ADD = collective("multiply_add", a=FLOATS, b=FLOATS, c=FLOATS, results=FLOATS)
 ATOMICS = {
     dtype: collective(
-        "use_atomics", (CPP_TYPES[dtype],), values=Pointer(dtype), results=Pointer(dtype)
+        "use_atomics", CPP_TYPES[dtype], values=Pointer(dtype), results=Pointer(dtype)
     )
     for dtype in ("int32", "uint32", "int64", "uint64", "float32")
 }
 STORAGE = {
     dtype: collective(
         "to_16_bits_and_back",
-        (CPP_TYPES[dtype],),
+        CPP_TYPES[dtype],
         values=FLOATS,
         stored=Pointer(dtype),
         results=FLOATS,
@@ -384,7 +385,7 @@ def test_launches_beyond_the_limits_are_refused(
 
 
 def test_kernel_that_does_not_compile_says_why() -> None:
-    unknown = collective("use_atomics", ("char",), values=FLOATS, results=FLOATS)
+    unknown = collective("use_atomics", "char", values=FLOATS, results=FLOATS)
     with pytest.raises(KernelError, match="atomics are of 32 or 64 bits"):
         EmulatorLauncher().prepare([unknown])
 

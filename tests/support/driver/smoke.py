@@ -28,6 +28,7 @@ def main() -> None:
             gpuopt.LazyAdamOptimizer(0.1, groups=[gpuopt.ParameterGroup("b", learning_rate=0.2)]),
             gpuopt.LAMBOptimizer(0.1),
             gpuopt.TorchAdamWOptimizer(0.1, cautious=True),
+            gpuopt.AdamOptimizer(0.1, slot_dtype="bfloat16"),
         ):
             dense = gpuopt.Variable(gradient, name="a", device=device)
             table = gpuopt.Variable(gradient, name="b", device=device)

@@ -45,7 +45,7 @@ SIZE = NUM_BLOCKS * NUM_THREADS - 6
 
 
 def planted_kernel(name: str, defective: bool) -> Kernel:
-    types = ("true" if defective else "false",)
+    types = {"is_defective": "true" if defective else "false"}
     parameters = {"values": Pointer("float32"), "size": Number("int64")}
     return Kernel(name, parameters, types, file="planted.cu")
 
@@ -86,7 +86,7 @@ CONSTANTS = {"gpuopt::planted_threads": NUM_THREADS}
 def combine(
     parameters: Mapping[str, Parameter] = COMBINE, constants: Mapping[str, int] = CONSTANTS
 ) -> Kernel:
-    return Kernel("combine", parameters, ("float",), file="planted.cu", constants=constants)
+    return Kernel("combine", parameters, {"Value": "float"}, file="planted.cu", constants=constants)
 
 
 def _with_parameters(*names: str, **others: Parameter) -> Kernel:

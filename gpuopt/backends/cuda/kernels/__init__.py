@@ -15,7 +15,12 @@ from gpuopt.backends.cuda.kernels.norms import (
     scale_to_norm,
     sum_squares,
 )
-from gpuopt.backends.cuda.kernels.of_rules import few_groups, form_of_scalars, scalars_of
+from gpuopt.backends.cuda.kernels.of_rules import (
+    few_groups,
+    form_of_scalars,
+    needs_groups,
+    scalars_of,
+)
 from gpuopt.backends.cuda.kernels.rows import (
     check_and_count_digits,
     check_rows,
@@ -56,6 +61,7 @@ __all__ = [
     "measure_inputs",
     "measure_rows",
     "move_rows",
+    "needs_groups",
     "scalars_of",
     "scale_to_norm",
     "sort_few_rows",

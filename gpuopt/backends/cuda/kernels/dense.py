@@ -10,6 +10,7 @@ from gpuopt.backends.cuda.kernels.of_rules import (
     GROUPS,
     coded_variables,
     given_scalars,
+    needs_groups,
     program,
     scalars_struct,
     variables,
@@ -37,9 +38,9 @@ _OF_DENSE_UPDATE = {"gpuopt::dense_threads": DENSE_THREADS}
 def dense_update(
     rule: UpdateRule, storage: Storage, has_groups: bool = False, is_given_sums: bool = False
 ) -> Kernel:
-    """Returns the kernel that updates; row-wise rules and those with sums have groups."""
+    """Returns the kernel that updates; see `needs_groups`."""
     first_sum = {"first_sum": rule.scalars.index(rule.sums[0])} if is_given_sums else {}
-    has_groups = has_groups or is_given_sums or bool(rule.row_slots)
+    has_groups = has_groups or needs_groups(rule)
     return Kernel(
         "dense_update",
         {

@@ -109,7 +109,7 @@ def measure(dtype: str, decides: bool = False, added: str | None = None) -> Kern
     return Kernel(
         "measure_and_decide" if decides else "measure",
         {**_GIVEN, **(_DECIDING if decides else _SUMMED)},
-        {"Storage": CPP_TYPES[dtype], "Given": _given(added)},
+        {"Storage": CPP_TYPES[dtype], "AddedGradient": _type_of_added(added)},
         file="clip.cu",
         constants={**_OF_CLIP, **_OF_DECISION} if decides else _OF_CLIP,
     )
@@ -129,7 +129,7 @@ def measure_inputs(
             "sums": Pointer("float64"),
             **(_DECIDING if decides else _SUMMED),
         },
-        {**cpp_types(storage), "Given": _given(added)},
+        {**cpp_types(storage), "AddedGradient": _type_of_added(added)},
         rule,
         file="measure_inputs.cu",
         constants={**_OF_CHUNKS, **_OF_DECISION} if decides else _OF_CHUNKS,
@@ -174,6 +174,6 @@ def join_sums(decides: bool = False) -> Kernel:
     )
 
 
-def _given(added: str | None) -> str:
+def _type_of_added(added: str | None) -> str:
     """Returns the type of gradients that are added to sums."""
     return "gpuopt::AsTheyAre" if added is None else CPP_TYPES[added]

@@ -49,6 +49,11 @@ def form_of_scalars(rule: UpdateRule) -> type[FewScalars | ClippedScalars | Scal
     return ClippedScalars if rule.is_clipped else FewScalars
 
 
+def needs_groups(rule: UpdateRule) -> bool:
+    """Whether a rule's dense updates are given scalars as those of groups, if only of one."""
+    return bool(rule.computed) or rule.is_clipped
+
+
 def few_groups(rule: UpdateRule, storage: Storage) -> int:
     """Returns how many groups' scalars are passed by value."""
     few = min(FEW_GROUPS, FEW_GROUPS_BYTES // scalars_struct(rule, storage).size)
