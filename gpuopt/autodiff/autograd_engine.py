@@ -21,7 +21,7 @@ from gpuopt.autodiff.engine import (
     checked_loss,
     traced_variables,
 )
-from gpuopt.autodiff.tracing import LossNode, add_cupy
+from gpuopt.autodiff.tracing import LossNode, add_cupy, add_variables
 from gpuopt.backends import to_device
 from gpuopt.device import device_of
 from gpuopt.variables.identity import Identity
@@ -52,13 +52,14 @@ class AutogradEngine:
         on_grad: OnGradient | None = None,
     ) -> tuple[Any, GradsAndVars]:
         add_cupy()
+        add_variables()
         wanted = traced_variables(var_list)
         trace = _trace_level()
         outer = recorder()  # the recorder of a loss that calls this one; it gets the same reads
         constants: list[weakref.ref[Any]] = []
 
         def read_outside(variable: Variable) -> Any:
-            return variable.unread_storage if outer is None else outer.read(variable)
+            return variable.unread_numbers() if outer is None else outer.read(variable)
 
         def leaf_of(variable: Variable) -> Any:
             return new_box(read_outside(variable), trace, LossNode.of_leaf(constants))

@@ -108,9 +108,10 @@ def with_torch(loss: Callable[[], Any]) -> Callable[[], Any]:
 def _tensor(variable: Variable) -> Any:
     import torch
 
+    array = variable.unread_numbers()
     if variable.dtype.kind == "V":  # bfloat16, which numpy's DLPack does not know
-        return torch.from_dlpack(variable.unread_storage.view(np.int16)).view(torch.bfloat16)
-    return torch.from_dlpack(variable.unread_storage)
+        return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_dlpack(array)
 
 
 def to_array(value: Any) -> Any:

@@ -213,6 +213,11 @@ def add_cupy() -> None:
         add_array_type(cupy.ndarray, cupy)
 
 
+def add_variables() -> None:
+    """Adds the subclasses of Variable that are defined so far: autograd looks for exact types."""
+    Box.types.update(Variable.__subclasses__())
+
+
 def _box_maker(others: Callable[..., Any] | None) -> Callable[..., Any]:
     """Makes boxes for our nodes; for autograd's, makes what autograd made before."""
 
@@ -258,7 +263,7 @@ def _register() -> None:
     for name, otherwise in (
         ("_trace", lambda variable: _NO_TRACE),
         ("_node", lambda variable: None),
-        ("_value", lambda variable: variable.unread_storage),
+        ("_value", Variable.unread_numbers),
     ):
         setattr(Variable, name, _as_read(name, otherwise))
 

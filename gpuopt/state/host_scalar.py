@@ -73,3 +73,6 @@ class HostScalar(Variable):
         if self.device.kind == "cpu":
             return self._array
         return backend_for(self.device).from_host(self._array)
+
+    def unread_numbers(self) -> Any:
+        return self.unread_storage

@@ -43,6 +43,9 @@ class MasterPair:
 
     Where the variable is assigned what its master copy rounds to, the copy keeps its digits. So it
     does not matter which of the two is restored first. The identities of both hold this.
+
+    Attributes:
+        name: The variable's.
     """
 
     holds_arrays = False
@@ -51,7 +54,7 @@ class MasterPair:
         self._state = weakref.ref(state)
         self._variable = weakref.ref(variable.identity)
         self._master = weakref.ref(master.identity)
-        self._name, self._device = variable.name, variable.device
+        self.name, self._device = variable.name, variable.device
         # Taken inside the gate.
         self._lock = Lock(f'the master copy of "{variable.name}"')
 
@@ -184,7 +187,7 @@ class SplitPair(MasterPair):
     def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
         if [each for each in variables if each.identity.behind is self]:
             raise NotImplementedError(
-                f'"{self._name}" has a master copy by masters="remainder", whose rows do not come '
+                f'"{self.name}" has a master copy by masters="remainder", whose rows do not come '
                 'and go: use masters="float32"'
             )
 
@@ -203,7 +206,9 @@ class SplitMaster(Variable):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         pair = self.identity.behind
-        assert isinstance(pair, SplitPair)
+        if not isinstance(pair, SplitPair):
+            super().__setitem__(key, value)
+            return
         refuse_masked(key, f'the index for "{self.name}"')
         value = checked_foreign(value, self, "the value")
         before_write((self,))
@@ -212,6 +217,16 @@ class SplitMaster(Variable):
 
     def assign_rows(self, rows: Any, value: Any) -> None:
         self[rows] = value
+
+
+def refuse_split(variable: Variable) -> None:
+    """Raises ValueError for a master copy in two halves, which steps cannot write."""
+    pair = variable.identity.behind
+    if isinstance(variable, SplitMaster) and isinstance(pair, SplitPair):
+        raise ValueError(
+            f'"{variable.name}" is the master copy of "{pair.name}" by masters="remainder", which '
+            f'no step updates by itself: update "{pair.name}", by the optimizer that keeps the copy'
+        )
 
 
 def paired(state: State, variable: Variable, master: Variable) -> MasterPair:

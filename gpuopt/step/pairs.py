@@ -11,6 +11,7 @@ import numpy as np
 from gpuopt.backends import backend_for, refuse_masked, to_device
 from gpuopt.device import device_of
 from gpuopt.errors import DeviceUnavailableError
+from gpuopt.state.masters import refuse_split
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.wide_gradients import is_taken_wide
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -185,6 +186,7 @@ def checked_gradient(
 
     The dtype may be a wider one: see `is_taken_wide`.
     """
+    refuse_split(variable)
     if variable.dtype not in valid_dtypes:
         expected = sorted(str(dtype) for dtype in valid_dtypes)
         parts = {"complex64": "float32", "complex128": "float64"}.get(variable.dtype.name)

@@ -103,6 +103,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
             "owns_memory",
             "serial",
             "take_array",
+            "unread_numbers",
             "unread_storage",
             "unread_value",
         ]
@@ -294,6 +295,10 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         if by is not None:
             return by.read(self)
         self.follow_updates()
+        return self.unread_numbers()
+
+    def unread_numbers(self) -> Any:
+        """Returns the array to compute with; rows may be behind. No loss notices the read."""
         return self._numbers()
 
     def _numbers(self) -> Any:

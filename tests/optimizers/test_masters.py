@@ -11,10 +11,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import autograd.numpy as anp
 import fake_cupy
 import ml_dtypes
 import numpy as np
 import pytest
+from autograd import elementwise_grad
 from each_device import variable_on
 from emulator.emulator import EmulatorLauncher
 from every_optimizer import configurations, make
@@ -28,6 +30,7 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.checkpoint.swapping_saver import SwappingSaver
 from gpuopt.device import Device
 from gpuopt.rules.split import split
+from gpuopt.state.masters import SplitMaster
 
 pytestmark = pytest.mark.value
 
@@ -683,6 +686,67 @@ def test_a_remainder_takes_two_bytes_and_its_master_is_made_for_who_looks() -> N
     assert (split(seen)[1] == w.identity.behind.remainder).all()
     run(w, optimizer, 3, 1)
     assert master.unread_storage.strides == (0,)
+
+
+def test_a_loss_reads_the_numbers_of_a_master_copy() -> None:
+    w, optimizer = Variable(np.ones(3, BFLOAT16)), adam_with_masters("remainder")
+    one_step(w, optimizer)
+    master, x = master_of(optimizer, w), Variable(np.ones(3, np.float32))
+    numbers = master.numpy()
+    [(of_x, _), (of_master, _)] = optimizer.compute_gradients(
+        lambda: (x * master * master).sum(), var_list=[x, master]
+    )
+    [(by_constant, _)] = optimizer.compute_gradients(lambda: (x * master).sum(), var_list=[x])
+    np.testing.assert_array_equal(of_x, numbers * numbers)
+    np.testing.assert_array_equal(of_master, numbers + numbers)
+    np.testing.assert_array_equal(by_constant, numbers)
+
+
+def test_a_function_of_autograd_reads_the_numbers_of_a_master_copy() -> None:
+    w, optimizer = Variable(np.ones(3, BFLOAT16)), adam_with_masters("remainder")
+    one_step(w, optimizer)
+    master = master_of(optimizer, w)
+    found = elementwise_grad(lambda x: anp.multiply(x, master))(np.ones(3, np.float32))
+    np.testing.assert_array_equal(found, master.numpy())
+
+
+def test_a_loss_in_torch_reads_the_numbers_of_a_master_copy() -> None:
+    pytest.importorskip("torch")
+    w, optimizer = Variable(np.ones(3, BFLOAT16)), adam_with_masters("remainder")
+    one_step(w, optimizer)
+    master, x = master_of(optimizer, w), Variable(np.ones(3, np.float32))
+    loss = gpuopt.with_torch(lambda: (x.value() * master.value()).sum())
+    [(of_x, _)] = optimizer.compute_gradients(loss, var_list=[x])
+    np.testing.assert_array_equal(of_x, master.numpy())
+
+
+@pytest.mark.contract
+def test_a_step_of_another_optimizer_on_a_remainders_master_is_refused() -> None:
+    class Hook(gpuopt.Optimizer):
+        def __init__(self) -> None:
+            super().__init__(False, "Hook")
+
+        def _apply_dense(self, grad: Any, var: Variable) -> None:
+            var.assign_sub(grad)
+
+    w, optimizer = Variable(np.ones((3, 2), BFLOAT16), name="w"), adam_with_masters("remainder")
+    one_step(w, optimizer)
+    master, x = master_of(optimizer, w), Variable(np.ones((3, 2), np.float32))
+    gradient, before = np.ones((3, 2), np.float32), master.numpy()
+    for each in (gradient, IndexedSlices(gradient[:1], np.array([0]))):
+        for other in (Hook(), gpuopt.AdamOptimizer()):
+            with pytest.raises(ValueError, match=r'"w/Adam.*" is the master copy of "w"'):
+                other.apply_gradients([(gradient, x), (each, master)])
+            assert other.variables() == []
+    assert (x.numpy() == 1).all()
+    np.testing.assert_array_equal(master.numpy(), before)
+    one_step(w, optimizer)
+
+
+def test_a_master_in_halves_is_assigned_before_it_has_a_weight() -> None:
+    master = SplitMaster(np.ones(3, np.float32), name="alone")
+    master[1] = 2
+    np.testing.assert_array_equal(master.numpy(), [1, 2, 1])
 
 
 def test_weights_that_others_have_rounded_half_to_even_keep_their_master() -> None:
