@@ -228,12 +228,13 @@ def decoded_array(codes: Any, scales: Any, coding: str, what: str) -> Array:
     known = {each.name.lower(): each for each in Coding}
     arrays = np.asarray(codes), np.asarray(scales)
     shape, by_rows = arrays[0].shape, arrays[0].ndim > 0 and arrays[1].ndim == 2
-    codec = Byte(known.get(coding, Coding.SIGNED), by_rows)
+    if coding not in known:
+        raise ValueError(f"{what} has the coding {coding!r}; known are {sorted(known)}")
+    codec = Byte(known[coding], by_rows)
     expected = [(form.shape, form.dtype) for form in codec.forms(shape)]
-    if coding not in known or [(each.shape, each.dtype) for each in arrays] != expected:
+    if [(each.shape, each.dtype) for each in arrays] != expected:
         raise ValueError(
-            f"{what} is saved in 8 bits as {coding!r}, of one of {sorted(known)}: codes of uint8 "
-            f"with scales of float32 {expected[1][0]}; it has codes {describe(codes)} and scales "
-            f"{describe(scales)}"
+            f"{what} must have codes of uint8 and scales of float32 {expected[1][0]}; it has codes "
+            f"{describe(codes)} and scales {describe(scales)}"
         )
     return codec.numbers(arrays)

@@ -21,6 +21,7 @@ from gpuopt import (
 )
 from gpuopt.distributed import PerReplica, Reduction, SyncReplicasWorker
 from gpuopt.rules.slot_codes import Coding, decoded, encoded
+from gpuopt.state.slot_codecs import decoded_array
 
 Make = Callable[..., Any]
 MAKE: dict[str, Make] = {
@@ -255,3 +256,11 @@ def test_copies_of_a_strategy_train_as_one() -> None:
         alone.apply_gradients([(halves[0] + halves[1], plain)])
     for copy in mirrored.replicas:
         np.testing.assert_array_equal(copy.numpy(), plain.numpy())
+
+
+def test_an_unknown_coding_of_a_saved_slot_is_refused_with_those_that_are_known() -> None:
+    codes, scales = np.zeros(3, np.uint8), np.zeros(1, np.float32)
+    with pytest.raises(ValueError, match=r'^slot "m" of "w" has the coding \'x\'; known are \['):
+        decoded_array(codes, scales, "x", 'slot "m" of "w"')
+    with pytest.raises(ValueError, match=r'^slot "m" of "w" must have codes of uint8 and scales'):
+        decoded_array(codes, np.zeros(2, np.float32), "signed", 'slot "m" of "w"')
