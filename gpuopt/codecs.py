@@ -80,7 +80,7 @@ class Codec(ABC):
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         """Stores flat numbers.
 
-        If they are not decoded, the first array has them already: then it writes the others.
+        A codec whose numbers are updated in place writes only its other arrays.
         """
 
     def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:

@@ -94,7 +94,7 @@ class MasterPair:
     def _pass_on(self, written: Identity, at: Any = ...) -> None:
         variable, master = self._living()
         if variable is not None and master is not None:
-            update = _round if written is master.identity else _follow
+            update = _update_variable if written is master.identity else _update_master
             arrays = variable.unread_storage, master.unread_storage
             with self._updating(arrays):
                 _in_parts(update, at, arrays)
@@ -302,7 +302,7 @@ def check_variables(state: State, variables: Sequence[Variable], masters: Master
 def with_copies(
     state: State, identities: Sequence[Identity], write: Callable[[], Result]
 ) -> Callable[[], Result]:
-    """Returns what calls `write`, and has the master copies of other optimizers follow.
+    """Wraps `write`: afterwards, the master copies of other optimizers get the new weights.
 
     Args:
         state: Of the optimizer whose step it is.
@@ -396,11 +396,11 @@ def _in_pieces(update: Callable[..., None], arrays: Sequence[Any]) -> None:
             _in_pieces(update, [each[start : start + height] for each in arrays])
 
 
-def _round(variable: Any, master: Any) -> None:
+def _update_variable(variable: Any, master: Any) -> None:
     variable[...] = master.astype(variable.dtype)
 
 
-def _follow(variable: Any, master: Any) -> None:
+def _update_master(variable: Any, master: Any) -> None:
     is_same = master.astype(variable.dtype).view(_BITS) == variable.view(_BITS)
     master[...] = np.where(is_same, master, variable.astype(master.dtype))
 

@@ -86,7 +86,7 @@ class SlotCodecs(NamedTuple):
             name: One of `array_names`.
             shape: The slot's.
             dtype: The variable's.
-            start: What the slot starts with, if it is no 0 in 8 bits.
+            start: What the slot starts with; ignored in 8 bits.
             by_rows: Whether blocks of codes end at rows, if there are rows.
         """
         if self.codes is None:

@@ -104,7 +104,7 @@ def create_slots(
     *,
     by_rows: bool = False,
 ) -> None:
-    """Makes the slots that variables lack: with numbers, or with values that wait for them.
+    """Makes the slots that variables lack: from their start, or from restored values.
 
     Args:
         state: An optimizer's.
