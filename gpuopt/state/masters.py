@@ -85,7 +85,7 @@ class MasterPair:
             finally:
                 self._pass_on(written, at)
 
-    def agree(self, state: State) -> None:
+    def make_equal(self, state: State) -> None:
         """Has the two be equal after a step of this state's optimizer that was not finished."""
         written = self._master() if self.belongs_to(state) else self._variable()
         if written is not None and self._device.kind == "cpu":  # a kernel of a GPU writes both
@@ -326,7 +326,7 @@ def with_copies(
     return write_and_follow if pairs else write
 
 
-def agree(state: State, identities: Iterable[Identity]) -> None:
+def make_equal(state: State, identities: Iterable[Identity]) -> None:
     """Has variables and their copies be equal after a step that was not finished.
 
     Args:
@@ -335,7 +335,7 @@ def agree(state: State, identities: Iterable[Identity]) -> None:
     """
     for identity in identities:
         if isinstance(identity.behind, MasterPair):
-            identity.behind.agree(state)
+            identity.behind.make_equal(state)
 
 
 def _kept_by_another(state: State, behind: Any) -> str:

@@ -439,7 +439,7 @@ class Step:
             return None
         optimizer = self._optimizer
         if masters.owners:
-            masters.agree(optimizer.state, [each.identity for each in variables])
+            masters.make_equal(optimizer.state, [each.identity for each in variables])
         slots = chain.from_iterable(map(optimizer.state.slots_of, variables))
         beside = chain.from_iterable(each._written_beside(variables) for each in self._additions)
         arrays = [*variables, *slots, *optimizer._averages_of(variables), *beside]
