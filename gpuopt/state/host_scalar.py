@@ -64,10 +64,6 @@ class HostScalar(Variable):
         self.bring_up()
         return self.unread_storage
 
-    def unread_value(self) -> Any:
-        value = super().unread_value()  # another object inside a loss
-        return self.unread_storage if value is self._array else value
-
     @property
     def unread_storage(self) -> Any:
         if self.device.kind == "cpu":

@@ -169,6 +169,10 @@ class SplitPair(MasterPair):
                     before = _part(before, at)
                 self._store(_split if is_master else _split_anew, at, before)
 
+    def is_stored(self, master: Variable) -> bool:
+        """Whether the halves have the copy's numbers, and not an array that is being written."""
+        return master._array is self._nothing
+
     @contextmanager
     def part_written(self, at: Any) -> Iterator[Any]:
         """Yields some of the master copy's numbers, in a new array, and stores them at the end."""
@@ -202,7 +206,9 @@ class SplitMaster(Variable):
 
     def _numbers(self) -> Any:
         pair = self.identity.behind
-        return pair.numbers() if isinstance(pair, SplitPair) else self._array
+        if isinstance(pair, SplitPair) and pair.is_stored(self):
+            return pair.numbers()
+        return self._array
 
     def __setitem__(self, key: Any, value: Any) -> None:
         pair = self.identity.behind

@@ -229,11 +229,10 @@ class ArrayOperators:
         called = getattr(ufunc, method)
         if method == "at":
             target, *others = inputs
-            return _call_writing(called, [target], (storage_of(target), *others), options)
+            return _call_writing(called, [target], (target, *others), options)
         given = options.get("out")
         if given is None:
             return having_read(called(*map(value_of, inputs), **options), *inputs)
-        options["out"] = tuple(map(storage_of, given))
         result = _call_writing(called, given, inputs, options)
         return given[0] if len(given) == 1 and isinstance(given[0], ArrayOperators) else result
 
@@ -246,10 +245,10 @@ class ArrayOperators:
                 args, options = (options[name],), {**options}
                 del options[name]
             target, *others = args
-            return _call_writing(function, [target], (storage_of(target), *others), options)
+            return _call_writing(function, [target], (target, *others), options)
         out = options.get("out")
         if isinstance(out, ArrayOperators):
-            return _call_writing(function, [out], args, {**options, "out": storage_of(out)})
+            return _call_writing(function, [out], args, options)
         return _call_with_values(function, args, options)
 
     @classmethod

@@ -259,6 +259,25 @@ def test_operators_in_place_go_to_both(masters: Any, dtype: Any, xp: Any) -> Non
     np.testing.assert_array_equal(w.numpy().astype(np.float32), np.full((3, 2), 3))
 
 
+@pytest.mark.parametrize(
+    ("masters", "dtype"), [("float32", np.float16), ("remainder", ml_dtypes.bfloat16)]
+)
+def test_functions_that_write_into_one_go_to_both(masters: Any, dtype: Any) -> None:
+    w, optimizer = Variable(np.ones((3, 2), dtype)), gpuopt.AdamOptimizer(masters=masters)
+    one_step(w, optimizer)
+    master = master_of(optimizer, w)
+    for write, expected in (
+        (lambda: np.copyto(master, 2), 2),
+        (lambda: np.add(master, 1, out=master), 3),
+        (lambda: np.subtract.at(master, [0, 1, 2], 1), 2),
+        (lambda: np.sum(np.ones((3, 3, 2), np.float32), axis=0, out=master), 3),
+        (lambda: np.copyto(w, dtype(4)), 4),
+    ):
+        write()
+        np.testing.assert_array_equal(master.numpy(), np.full((3, 2), expected))
+        np.testing.assert_array_equal(w.numpy().astype(np.float32), np.full((3, 2), expected))
+
+
 def test_the_array_of_a_master_shows_what_is_assigned_to_its_variable() -> None:
     w, optimizer = Variable(np.ones(4, np.float16)), gpuopt.AdamOptimizer(masters="float32")
     one_step(w, optimizer)
