@@ -118,7 +118,8 @@ def runs_of_groups(
             first = next(iter(run.values()))
             raise ValueError(
                 f'torch\'s parameters come group by group, and "{first.name}" comes after a '
-                "variable of another group than its own"
+                "variable of another group than its own. Variables without decay are a group of "
+                "torch's: list those that decay first"
             )
         seen.add(number)
     return [(every[number], run) for number, run in runs]

@@ -21,8 +21,8 @@ class AdamWOptimizer(RuleWithWeightDecay, AdamOptimizer):
 
     Args:
         weight_decay: The part of the weights that a step takes away.
-        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
-            see `RuleOptimizer`.
+        decay_variables: Which variables decay, by default all: "matrices", or a function
+            of a Variable that returns True or False; see `RuleOptimizer`.
         learning_rate: Step size.
         beta1: Decay of the gradient's average `m`.
         beta2: Decay of the squared gradient's average `v`.

@@ -89,8 +89,8 @@ class LAMBOptimizer(StepCountingOptimizer):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         weight_decay: How much of the weights is in `u`.
-        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
-            see `RuleOptimizer`.
+        decay_variables: Which variables decay, by default all: "matrices", or a function
+            of a Variable that returns True or False; see `RuleOptimizer`.
         use_nvlamb: Whether variables without decay have the ratio of norms, too.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.

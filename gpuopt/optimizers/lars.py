@@ -80,8 +80,8 @@ class LARSOptimizer(RuleOptimizer):
         learning_rate: Step size.
         momentum: What remains of the accumulator after a step; not below 0.
         weight_decay: How much of the weights is added to a gradient; not below 0.
-        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
-            see `RuleOptimizer`.
+        decay_variables: Which variables decay, by default all: "matrices", or a function
+            of a Variable that returns True or False; see `RuleOptimizer`.
         eeta: How far a variable moves in a step, in units of its own norm.
         epsilon: Bounds the ratio where gradients are small.
         name, on_nonfinite: See `Optimizer`.

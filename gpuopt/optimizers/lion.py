@@ -41,8 +41,8 @@ class LionOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
         beta1: How much of `m`, against the gradient, is in the direction.
         beta2: Decay of the gradient's average `m`.
         weight_decay: Times the learning rate, the part of the weights that a step takes away.
-        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
-            see `RuleOptimizer`.
+        decay_variables: Which variables decay, by default all: "matrices", or a function
+            of a Variable that returns True or False; see `RuleOptimizer`.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
         clip_norm, clip_value, clip_form: See `RuleOptimizer`.

@@ -68,8 +68,8 @@ class PartialRowWiseAdamOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
         beta2: Decay of the average `v` of a row's mean squares.
         epsilon: Keeps the division finite.
         weight_decay: Times the learning rate, the part of the weights that a step takes away.
-        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
-            see `RuleOptimizer`.
+        decay_variables: Which variables decay, by default all: "matrices", or a function
+            of a Variable that returns True or False; see `RuleOptimizer`.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
         clip_norm, clip_value, clip_form: See `RuleOptimizer`.

@@ -55,8 +55,8 @@ class ScheduleFreeAdamWOptimizer(ScheduleFreeOptimizer):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         weight_decay: Times the learning rate, the part of `y` that a step takes from `z`.
-        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
-            see `RuleOptimizer`.
+        decay_variables: Which variables decay, by default all: "matrices", or a function
+            of a Variable that returns True or False; see `RuleOptimizer`.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
         clip_norm, clip_value, clip_form: See `RuleOptimizer`.

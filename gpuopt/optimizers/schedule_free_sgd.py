@@ -48,8 +48,8 @@ class ScheduleFreeSGDOptimizer(ScheduleFreeOptimizer):
         learning_rate: Step size of `z`: about ten times that of SGD with momentum.
         beta1: How much of `y` is `x`; peers call it momentum. Above 0.
         weight_decay: How much of `y` is added to a gradient.
-        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
-            see `RuleOptimizer`.
+        decay_variables: Which variables decay, by default all: "matrices", or a function
+            of a Variable that returns True or False; see `RuleOptimizer`.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
         clip_norm, clip_value, clip_form: See `RuleOptimizer`.

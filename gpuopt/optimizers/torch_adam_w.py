@@ -38,8 +38,8 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         weight_decay: Times the learning rate, the part of the weights that a step takes away.
-        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
-            see `RuleOptimizer`.
+        decay_variables: Which variables decay, by default all: "matrices", or a function
+            of a Variable that returns True or False; see `RuleOptimizer`.
         cautious: Whether elements move against their gradient alone: a step `u` becomes
             `u * k / max(mean(k), 0.001)`, where `k` is 1 if `u * g < 0`, else 0 (Liang et al. 2024,
             in timm's form; the authors' code multiplies by `size / (sum(k) + 1)`). The mean is over

@@ -67,8 +67,8 @@ class TorchSGDOptimizer(StepCountingOptimizer):
         momentum: What remains of the accumulator after a step.
         dampening: The part of each gradient, after the first, that is left out of `a`.
         weight_decay: How much of the weights is added to a gradient.
-        decay_variables: Which variables decay, by default all: "matrices", or what a function says;
-            see `RuleOptimizer`.
+        decay_variables: Which variables decay, by default all: "matrices", or a function
+            of a Variable that returns True or False; see `RuleOptimizer`.
         use_nesterov: Look ahead along the accumulator.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.

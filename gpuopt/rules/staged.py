@@ -91,36 +91,26 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
         stored: The type that the variable is rounded to before stages get it that follow; None if
             it is the one that rules compute in.
     """
-    return _with(
-        base,
-        stage.name,
-        stage,
-        slots=(*stage.slots, *base.slots),
-        scalars=(*base.scalars, *stage.scalars),
-        sums=stage.sums or base.sums,
-        degrees=() if stage.sums else base.degrees,
-        stored=stored or base.stored,
-    )
-
-
-def _with(base: UpdateRule, name: str, *more: Stage, **changed: Any) -> StagedRule:
-    """Returns a rule with stages more, and changed attributes."""
     rule, before = (base.rule, base.stages) if isinstance(base, StagedRule) else (base, ())
-    stages = tuple(sorted((*before, *more), key=lambda each: each.place))
-    kept = {
-        each: getattr(base, each)
-        for each in (*("slots", "squares", "sums", "row_slots", "eight_bit", "degrees", "stored"),)
-    }
-    attributes = {**kept, **changed}
-    apply, terms = _functions(rule, stages, attributes["slots"], attributes["stored"])
-    apply.__name__ = f"{name}_{base.name}"
+    stages = tuple(sorted((*before, stage), key=lambda each: each.place))
+    slots, sums = (*stage.slots, *base.slots), stage.sums or base.sums
+    stored = stored or base.stored
+    apply, terms = _functions(rule, stages, slots, stored)
+    apply.__name__ = f"{stage.name}_{base.name}"
     apply.__module__ = rule.apply.__module__
     return StagedRule(
         apply=apply,
-        terms=terms if attributes["sums"] else None,
+        slots=slots,
+        scalars=(*base.scalars, *stage.scalars),
+        squares=base.squares,
+        sums=sums,
+        row_slots=base.row_slots,
+        eight_bit=base.eight_bit,
+        degrees=() if stage.sums else base.degrees,
+        stored=stored,
+        terms=terms if sums else None,
         rule=rule,
         stages=stages,
-        **attributes,
     )
 
 

@@ -268,7 +268,7 @@ class StepClips:
             sparse = [
                 self._sparse(*each)
                 for each in by_device[device]
-                if each[0].is_sparse and self._norm_of(each[1].parameter_groups[0]) != _NONE
+                if each[0].is_sparse and self._norm_of(each[1].scalar_groups[0]) != _NONE
             ]
             flag = refused.get(device)
             with backend.enter():
@@ -379,7 +379,7 @@ class StepClips:
             late_sums: See `measure`.
         """
         arrays = part.arrays(batch)
-        of_groups = [self._norm_of(group) for group in batch.parameter_groups]
+        of_groups = [self._norm_of(group) for group in batch.scalar_groups]
         norms = of_groups * len(arrays)
         if batch.groups is not None:
             norms = [of_groups[at] for at in batch.groups]
@@ -398,7 +398,7 @@ class StepClips:
     def _rule_inputs(
         self, rule: UpdateRule, batch: Batch, num_arrays: int, knows_scale: bool
     ) -> RuleInputs | None:
-        of_groups = [self._bound_of(group) for group in batch.parameter_groups]
+        of_groups = [self._bound_of(group) for group in batch.scalar_groups]
         if not knows_scale and np.isfinite(of_groups).any():
             return None
         at_groups = [0] * num_arrays if batch.groups is None else batch.groups
@@ -414,7 +414,7 @@ class StepClips:
 
     def _sparse(self, part: ClippedPart, batch: Batch) -> SparseGradient:
         values, rows = part.arrays(batch)
-        norm = self._norm_of(batch.parameter_groups[0])
+        norm = self._norm_of(batch.scalar_groups[0])
         height = part.gradients[0].dense_shape[0]
         [number] = self._numbers(part.numbers[:1])
         return SparseGradient(values, rows, height, norm, number)

@@ -28,6 +28,9 @@ _FEW_LISTS = 8
 
 _ID_BYTES = np.dtype(object).itemsize
 
+# The ids of objects, and the `choice` of `KnownGroups.find`.
+_Key = tuple[bytes, bytes]
+
 # In place of a `State.version.number`: of a group that is not used any more.
 _NEVER = -1
 
@@ -47,9 +50,9 @@ class Batch(NamedTuple):
         positions: The variables' positions in the group; None if the batch is the whole group.
         number: The batch's position among the batches of the group.
         is_borrowed: Whether some variables are raw arrays, whose memory the plan does not own.
-        groups: For each variable, the position of its group among `parameter_groups`; None if there
+        groups: For each variable, the position of its group among `scalar_groups`; None if there
             is one group.
-        parameter_groups: The numbers of the groups whose scalars the variables have, each once:
+        scalar_groups: The numbers of the groups whose scalars the variables have, each once:
             the plan's groups, in its order.
     """
 
@@ -62,7 +65,7 @@ class Batch(NamedTuple):
     number: int
     is_borrowed: bool
     groups: Sequence[int] | None
-    parameter_groups: Sequence[int]
+    scalar_groups: Sequence[int]
 
     def select(self, items: Sequence[Any]) -> Sequence[Any]:
         """Returns the items of the batch's variables, given an item for each of the group's."""
@@ -90,7 +93,7 @@ class Group:
         variables: Sequence[Variable],
         state_version: int,
         target_of: Callable[[Variable], tuple[Target, list[Identity], Any]],
-        parameter_group_of: Callable[[Variable], int],
+        scalar_group_of: Callable[[Variable], int],
         codings: Sequence[Coding] = (),
         choice: bytes = b"",
     ) -> None:
@@ -101,7 +104,7 @@ class Group:
             state_version: The `State.version.number` of the slots that `target_of` finds.
             target_of: Returns a variable's array and slots, their identities, and what is kept
                 beside them, or None: see `Backend.plan_dense`.
-            parameter_group_of: Returns the number of the group whose scalars a variable has.
+            scalar_group_of: Returns the number of the group whose scalars a variable has.
             codings: Those of the rule's slots, if they are in 8 bits.
             choice: See `KnownGroups.find`.
         """
@@ -114,7 +117,7 @@ class Group:
         self.num_elements = sum(variable.size for variable in variables)
         self.uses: list[None] = []
         self._names: tuple[str, ...] = ()
-        self._known_apart: dict[bytes, list[weakref.ref[Any]]] = {}
+        self._known_apart: dict[_Key, list[weakref.ref[Any]]] = {}
         self.batches: list[Batch] = []
         by_kind: dict[tuple[Device, np.dtype[Any]], list[int]] = {}
         for position, variable in enumerate(variables):
@@ -125,7 +128,7 @@ class Group:
                 *(target_of(variables[position]) for position in positions), strict=True
             )
             borrowed = [i for i, at in enumerate(positions) if variables[at].is_raw_array]
-            numbers = [parameter_group_of(variables[position]) for position in positions]
+            numbers = [scalar_group_of(variables[position]) for position in positions]
             used = sorted(set(numbers))
             groups = None if len(used) == 1 else [used.index(each) for each in numbers]
             updated = list(chain.from_iterable(identities))
@@ -160,14 +163,14 @@ class Group:
 
     def is_known_apart(self, members: Sequence[Group | Identity]) -> bool:
         """Whether `note_apart` was called with these: they share no memory with this group."""
-        return _ids_of(members) in self._known_apart
+        return _key_of(members) in self._known_apart
 
     def note_apart(self, members: Sequence[Group | Identity]) -> None:
         """Remembers that these members share no memory with this group, nor with each other.
 
         The first of them to die ends this: its id may be given to another.
         """
-        key = _ids_of(members)
+        key = _key_of(members)
         _make_room(self._known_apart, key)
         gone = partial(_drop, weakref.ref(self), "_known_apart", key)
         self._known_apart[key] = [weakref.ref(each, gone) for each in members]
@@ -216,10 +219,10 @@ class KnownGroups:
     """
 
     def __init__(self) -> None:
-        self._by_objects: dict[bytes, _Recognised] = {}
-        self._by_identities: dict[bytes, tuple[Group, list[weakref.ref[Any]]]] = {}
-        # The ids of the last objects that were not recognised.
-        self._missed = b""
+        self._by_objects: dict[_Key, _Recognised] = {}
+        self._by_identities: dict[_Key, tuple[Group, list[weakref.ref[Any]]]] = {}
+        # The key of the last objects that were not recognised.
+        self._missed: _Key = b"", b""
 
     def find(self, given: Sequence[Any], state_version: int, choice: bytes = b"") -> Group | None:
         """Returns the group of these variables, in this order, or None.
@@ -231,30 +234,30 @@ class KnownGroups:
             choice: A key of what parameter groups the variables have in this call: for each, a byte
                 of 0 or 1. Empty if they have the same in all calls.
         """
-        ids = _ids_of(given) + choice
-        recognised = self._by_objects.get(ids)
+        key = _key_of(given, choice)
+        recognised = self._by_objects.get(key)
         if recognised is not None and (not recognised.raw or recognised.is_unchanged(given)):
             group = recognised.group
         else:
             identities = _identities_of(given)
             if identities is None:
                 return None
-            found = self._by_identities.get(_ids_of(identities) + choice)
+            found = self._by_identities.get(_key_of(identities, choice))
             if found is None:
                 return None
             group = found[0]
             group.uses.append(None)
             # Arrays are watched only if they come twice in a row: watching new views in each step
             # would gain nothing.
-            if self._missed == ids or _are_variables(given):
-                self._recognise(ids, given, group)
-            self._missed = ids
+            if self._missed == key or _are_variables(given):
+                self._recognise(key, given, group)
+            self._missed = key
         return group if group.state_version == state_version else None
 
     def add(self, group: Group) -> None:
         """Caches a group, unless a variable's end cannot be watched."""
         holders = [identity.holder() for identity in group.identities]
-        key = _ids_of(group.identities) + group.choice
+        key = _key_of(group.identities, group.choice)
         _make_room(self._by_identities, key)
         references = _watch(holders, partial(_drop, weakref.ref(self), "_by_identities", key))
         if references is not None:
@@ -265,42 +268,42 @@ class KnownGroups:
 
         A step in flight that has found such a group finds it to be of another version.
         """
-        for ids, recognised in list(self._by_objects.items()):
+        for key, recognised in list(self._by_objects.items()):
             if not changed.isdisjoint(recognised.group.identities):
                 recognised.group.state_version = _NEVER
-                self._by_objects.pop(ids, None)
-        for ids, (group, _) in list(self._by_identities.items()):
+                self._by_objects.pop(key, None)
+        for key, (group, _) in list(self._by_identities.items()):
             if not changed.isdisjoint(group.identities):
                 group.state_version = _NEVER
-                self._by_identities.pop(ids, None)
+                self._by_identities.pop(key, None)
 
-    def _recognise(self, ids: bytes, given: Sequence[Any], group: Group) -> None:
+    def _recognise(self, key: _Key, given: Sequence[Any], group: Group) -> None:
         raw = [at for at, each in enumerate(given) if not isinstance(each, Variable)]
         layouts = [_layout_of(given[at]) for at in raw]
-        _make_room(self._by_objects, ids)
-        references = _watch(given, partial(_drop, weakref.ref(self), "_by_objects", ids))
+        _make_room(self._by_objects, key)
+        references = _watch(given, partial(_drop, weakref.ref(self), "_by_objects", key))
         if references is not None:
-            self._by_objects[ids] = _Recognised(group, raw, layouts, references)
+            self._by_objects[key] = _Recognised(group, raw, layouts, references)
 
 
 def _are_variables(given: Sequence[Any]) -> bool:
     return not [each for each in given if not isinstance(each, Variable)]
 
 
-def _ids_of(objects: Sequence[Any]) -> bytes:
-    """Returns the ids of these objects, as one key: a tuple of thousands takes three times as long.
+def _key_of(objects: Sequence[Any], choice: bytes = b"") -> _Key:
+    """Returns a key of these objects: a tuple of thousands of ids takes three times as long.
 
     While the objects live, others have another key.
     """
-    return np.fromiter(objects, object, len(objects)).tobytes()
+    return np.fromiter(objects, object, len(objects)).tobytes(), choice
 
 
-def _count_ids(ids: bytes) -> int:
+def _count_ids(key: _Key) -> int:
     """Returns how many objects a key is for."""
-    return len(ids) // _ID_BYTES
+    return len(key[0]) // _ID_BYTES
 
 
-def _make_room(cache: dict[bytes, Any], key: bytes) -> None:
+def _make_room(cache: dict[_Key, Any], key: _Key) -> None:
     """Drops the oldest lists until there is room for `key`."""
     if _count_ids(key) == 1 or key in cache:
         return
@@ -339,7 +342,7 @@ def _watch(
 def _drop(
     owner: weakref.ref[KnownGroups] | weakref.ref[Group],
     cache: str,
-    key: bytes,
+    key: _Key,
     dead: weakref.ref[Any],
 ) -> None:
     living = owner()

@@ -189,9 +189,8 @@ class RuleUpdates:
             if self._optimizer.rounding is not None and self._optimizer.masters is None:
                 check_not_float16(variables)
             if tables:
-                starts = dict.fromkeys(self._optimizer.rule.slots, 0.0)
                 shape_of = self._optimizer.rule.slot_shape
-                create = partial(create_slots, state, tables, starts, shape_of, by_rows=True)
+                create = partial(create_slots, state, tables, {}, shape_of, by_rows=True)
                 self.created += state.collect_created(create)
             self.created += state.collect_created(lambda: self._optimizer._create_slots(variables))
             for part in unknown:
@@ -318,9 +317,9 @@ class RuleUpdates:
             part, batch = unit[0]
             if part.rule.is_emitted or batch.device.kind == "cpu":
                 _ = part.rule.programs  # refuses a rule that could not be traced when it was made
-            numbers = batch.parameter_groups
+            numbers = batch.scalar_groups
             if len(unit) > 1:
-                numbers = sorted({number for _, each in unit for number in each.parameter_groups})
+                numbers = sorted({number for _, each in unit for number in each.scalar_groups})
             rule, factors, sums = part.rule, None, None
             scalars: list[Scalars] = []
             for of_count in self._of_counts:

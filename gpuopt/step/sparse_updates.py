@@ -53,7 +53,7 @@ def apply_sparse(
     other_rows = optimizer.rule_of_other_rows
     updates = [
         SparseUpdate(batch.plan, *part.arrays(batch))._replace(
-            group=numbers.index(batch.parameter_groups[0])
+            group=numbers.index(batch.scalar_groups[0])
         )
         for part, batch in unit
     ]
@@ -139,7 +139,7 @@ def apply_as_dense(
             batch.plan,
             [as_dense(batch.backend, part.gradients[0], variable, dtype, refused)],
             # Of each count.
-            scalars[numbers.index(batch.parameter_groups[0]) :: len(numbers)],
+            scalars[numbers.index(batch.scalar_groups[0]) :: len(numbers)],
             factors=factors,
             refused=refused,
             kept=[*kept, part.gradients],

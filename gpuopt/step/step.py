@@ -378,8 +378,7 @@ class Step:
             tables_behind.bring_up_written(updates, self._optimizer.state)
 
     def _apply(self, updates: Updates) -> None:
-        if tables_behind.members_of_tables:
-            self._bring_up(updates)
+        self._bring_up(updates)
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(updates.variables())
         apply = partial(_apply_reading, updates) if updates.read else updates.apply

@@ -379,14 +379,14 @@ def test_an_optimizer_without_decay_takes_no_such_argument() -> None:
 @pytest.mark.contract
 @pytest.mark.parametrize("given", ["vectors", 2, ["w"], True, np.ones(2)])
 @pytest.mark.parametrize("make", [gpuopt.AdamWOptimizer, gpuopt.LAMBOptimizer, HOOKS["hooks"]])
-def test_what_names_no_variables_is_refused(make: Any, given: Any) -> None:
+def test_other_values_of_decay_variables_are_refused(make: Any, given: Any) -> None:
     more = {"weight_decay": 0.1} if make is gpuopt.AdamWOptimizer else {}
     with pytest.raises(TypeError, match='decay_variables must be "matrices" or a function'):
         make(decay_variables=given, **more)
 
 
 @pytest.mark.contract
-def test_it_is_given_where_the_optimizer_is_made() -> None:
+def test_decay_variables_cannot_be_set_later() -> None:
     optimizer = gpuopt.LionOptimizer()
     with pytest.raises(AttributeError, match="give decay_variables where the optimizer is made"):
         optimizer.decay_variables = "matrices"

@@ -18,7 +18,7 @@ DecayVariables = Literal["matrices"] | Callable[[Variable], bool] | None
 
 
 class Decaying:
-    """Says of each variable whether it decays; a function is called once for each."""
+    """Which variables decay. A function is called once for each."""
 
     def __init__(self, given: Any) -> None:
         """Takes the argument `decay_variables`.

@@ -572,7 +572,7 @@ class RuleOptimizer(Optimizer):
     def _group_of_scalars(self, variable: Variable) -> int:
         """Returns the number of the group whose scalars a variable has in this call.
 
-        Behind the parameter groups stand groups with the same hyperparameters, less some: see
+        After the parameter groups, each has a copy whose `weight_decay` is 0: see
         `_scalars_of_variant`.
         """
         num_groups = 1 + len(self.groups)

@@ -95,8 +95,7 @@ class WeightDecay(Optimizer):
         """Does what `Optimizer.apply_gradients` does.
 
         `decay_var_list` are the variables that decay, of those that have a gradient, whatever
-        `decay_variables` are; an empty list lets none decay. How much a variable decays, its group
-        says.
+        `decay_variables` are; an empty list lets none decay. The rate is that of its group.
 
         Raises:
             TypeError: `decay_var_list` is no list of variables.
