@@ -378,7 +378,8 @@ class Step:
             tables_behind.bring_up_written(updates, self._optimizer.state)
 
     def _apply(self, updates: Updates) -> None:
-        self._bring_up(updates)
+        if tables_behind.members_of_tables:  # else a call less in each step
+            self._bring_up(updates)
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(updates.variables())
         apply = partial(_apply_reading, updates) if updates.read else updates.apply
