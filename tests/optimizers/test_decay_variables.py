@@ -12,6 +12,7 @@ import fake_cupy
 import numpy as np
 import pytest
 import textbook
+from optimizers_by_hooks import ByHooks, RuleByHooks
 
 import gpuopt
 import gpuopt.optimizers
@@ -34,24 +35,6 @@ CLASSES = {
 } | EXTENDED
 MORE: dict[str, dict[str, Any]] = {"Momentum": {"momentum": 0.5}, "MomentumW": {"momentum": 0.5}}
 NUMBERS = {"learning_rate": 0.125, "weight_decay": 0.25}
-
-
-class ByHooks(gpuopt.Optimizer):
-    """A user's: `w -= 0.5 * g`."""
-
-    def __init__(self, use_locking: bool = False, name: str = "ByHooks") -> None:
-        super().__init__(use_locking, name)
-
-    def _apply_dense(self, grad: Any, var: Variable) -> None:
-        var.assign_sub(0.5 * grad)
-
-    def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> None:
-        var[grad.indices] -= 0.5 * grad.values
-
-
-class RuleByHooks(gpuopt.GradientDescentOptimizer):
-    def _apply_dense(self, grad: Any, var: Variable) -> None:
-        super()._apply_dense(grad, var)
 
 
 HOOKS: dict[str, Callable[..., Any]] = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optimizers_by_hooks import ByHooks, RuleByHooks
 
 import gpuopt
 from gpuopt import Device, IndexedSlices, Variable, extend_with_decoupled_weight_decay
@@ -17,26 +18,6 @@ pytestmark = pytest.mark.value
 WD = np.float32(0.25)
 AdagradW = extend_with_decoupled_weight_decay(gpuopt.AdagradOptimizer)
 LazyAdamW = extend_with_decoupled_weight_decay(gpuopt.LazyAdamOptimizer)
-
-
-class ByHooks(gpuopt.Optimizer):
-    """A user's: `w -= 0.5 * g`, with a dense hook and a sparse one."""
-
-    def __init__(self, use_locking: bool = False, name: str = "ByHooks") -> None:
-        super().__init__(use_locking, name)
-
-    def _apply_dense(self, grad: Any, var: Variable) -> None:
-        var.assign_sub(0.5 * grad)
-
-    def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> None:
-        var[grad.indices] -= 0.5 * grad.values
-
-
-class RuleByHooks(gpuopt.GradientDescentOptimizer):
-    """The same by a rule, called by hooks."""
-
-    def _apply_dense(self, grad: Any, var: Variable) -> None:
-        super()._apply_dense(grad, var)
 
 
 BASES = {
