@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -129,22 +129,53 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks tests with their kinds, and leaves out cases of those marked `one_in(n)`.
+# Of files whose tests need several GPUs, for GPUOPT_LIST_OF_FILES.
+NEED_SEVERAL = pytest.StashKey[set[str]]()
 
-    Where somebody names what to run, no case is left out.
-    """
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Leaves out cases of a test before pytest makes tests of them."""
+    yield
+    # pytest has no public name for what its own hooks have made so far.
+    test, config, cases = metafunc.definition, metafunc.config, metafunc._calls
+    every_marker = [*test.iter_markers(), *(each for case in cases for each in case.marks)]
+    if any(each.name == "gpus" for each in every_marker):
+        config.stash.setdefault(NEED_SEVERAL, set()).add(str(test.path))
+    if cases:
+        cases[:] = cases_to_make(test, cases, config)
+
+
+def cases_to_make(test: pytest.Item, cases: Sequence[Any], config: pytest.Config) -> Sequence[Any]:
+    """Returns the cases that run; or if none does, one for pytest to leave out."""
+    drawn = cases
+    if not runs_all_cases(config):
+        if marker := test.get_closest_marker("one_in"):
+            cases = one_in.divide(cases, *marker.args, marker.kwargs)
+        drawn = one_in.draw(test.nodeid, cases, config.option.one_in)
+    if expression := one_in.compiled(config.option.markexpr):
+        drawn = [
+            case for case in drawn if one_in.selects(expression, kinds.markers_of(test, case.marks))
+        ]
+    return drawn or cases[:1]
+
+
+def runs_all_cases(config: pytest.Config) -> bool:
+    """Whether somebody names what to run, or asks for all cases."""
+    are_named = config.option.keyword or any("::" in argument for argument in config.args)
+    return bool(are_named or os.environ.get("GPUOPT_FULL"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks tests with their kinds, and leaves out those of which no case is drawn."""
     kinds.mark(items)
     # run.py runs tests that need several GPUs next. Tests that run pytest must not write it, too.
     if listed := os.environ.pop("GPUOPT_LIST_OF_FILES", None):
-        files = {str(item.path) for item in items if item.get_closest_marker("gpus")}
-        Path(listed).write_text("\n".join(sorted(files)))
-    are_named = config.option.keyword or any("::" in argument for argument in config.args)
-    if are_named or os.environ.get("GPUOPT_FULL"):
-        return
-    items[:], others = one_in.divide(items)
-    items[:], more = one_in.draw(items, config.option.one_in)
-    config.hook.pytest_deselected(items=others + more)
+        Path(listed).write_text("\n".join(sorted(config.stash.get(NEED_SEVERAL, ()))))
+    if not runs_all_cases(config):
+        drawn = {item: one_in.is_drawn(item.nodeid, config.option.one_in) for item in items}
+        items[:] = [item for item in items if drawn[item]]
+        config.hook.pytest_deselected(items=[item for item in drawn if not drawn[item]])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,59 +15,44 @@ import pytest
 
 pytestmark = pytest.mark.internal
 
+TESTS = Path(__file__).parents[1]
 
-def case(test: str, n: int | None, keys: Any = (), **params: int) -> Any:
-    marker = None if n is None else pytest.mark.one_in(n, **dict(keys)).mark
-    return SimpleNamespace(
-        nodeid=f"{test}[{'-'.join(map(str, params.values()))}]",
-        get_closest_marker=lambda name: marker,
-        callspec=SimpleNamespace(params=params),
-    )
+
+def case(**params: int) -> Any:
+    return SimpleNamespace(id="-".join(map(str, params.values())), params=params)
 
 
 def test_one_in_n_runs_and_each_value_in_one_at_least() -> None:
-    cases = [case("test", 4, a=a, b=b) for a, b in product(range(40), range(4))]
-    chosen, others = one_in.divide(cases)
+    cases = [case(a=a, b=b) for a, b in product(range(40), range(4))]
+    chosen = one_in.divide(cases, 4, {})
     assert 160 / 6 <= len(chosen) <= 160 / 2
-    assert len(chosen) + len(others) == 160
     for name, number in (("a", 40), ("b", 4)):
-        assert {each.callspec.params[name] for each in chosen} == set(range(number))
-    again, _ = one_in.divide(cases)
-    assert again == chosen
+        assert {each.params[name] for each in chosen} == set(range(number))
+    assert one_in.divide(cases, 4, {}) == chosen
 
 
 def test_few_cases_have_all_values() -> None:
-    cases = [case("test", 10**6, a=a, b=b, c=c) for a, b, c in product(range(6), repeat=3)]
-    chosen, _ = one_in.divide(cases)
+    cases = [case(a=a, b=b, c=c) for a, b, c in product(range(6), repeat=3)]
+    chosen = one_in.divide(cases, 10**6, {})
     assert len(chosen) == 6
     assert [each for each in cases if each in chosen] == chosen
 
 
 def test_values_that_a_function_calls_alike_count_as_one() -> None:
-    keys = {"a": lambda a: a % 3}
-    cases = [case("test", 1000, keys, a=a, b=b) for a, b in product(range(40), range(4))]
-    chosen, _ = one_in.divide(cases)
+    cases = [case(a=a, b=b) for a, b in product(range(40), range(4))]
+    chosen = one_in.divide(cases, 1000, {"a": lambda a: a % 3})
     assert len(chosen) <= 8
-    assert {each.callspec.params["a"] % 3 for each in chosen} == set(range(3))
-    assert {each.callspec.params["b"] for each in chosen} == set(range(4))
-
-
-def test_tests_are_divided_apart_and_others_run_whole() -> None:
-    cases = [case("a", 1000, number=0), case("b", 1000, number=0), case("b", 1000, number=0)]
-    cases += [case("c", None, number=number) for number in range(5)]
-    chosen, others = one_in.divide(cases)
-    assert chosen == [*cases[:2], *cases[3:]]
-    assert others == [cases[2]]
+    assert {each.params["a"] % 3 for each in chosen} == set(range(3))
+    assert {each.params["b"] for each in chosen} == set(range(4))
 
 
 def test_of_all_tests_some_cases_may_be_drawn() -> None:
-    cases = [case("a", None, number=number) for number in range(4000)]
-    alone = SimpleNamespace(nodeid="tests/test_b.py::test_b")
-    chosen, others = one_in.draw([*cases, alone], 8)
-    assert alone in chosen
+    cases = [case(number=number) for number in range(4000)]
+    chosen = one_in.draw("tests/test_a.py::test_a", cases, 8)
     assert 400 < len(chosen) < 600
-    assert len(chosen) + len(others) == 4001
-    assert one_in.draw(cases, 1) == (cases, [])
+    assert one_in.draw("tests/test_a.py::test_a", cases, 1) == cases
+    assert {one_in.is_drawn(f"tests/test_a.py::test_a[{each.id}]", 8) for each in chosen} == {True}
+    assert all(one_in.is_drawn("tests/test_b.py::test_b", n) for n in range(1, 9))
 
 
 @pytest.mark.skipif(bool(os.environ.get("GPUOPT_FULL")), reason="all cases run")
@@ -81,3 +69,80 @@ def test_pytests_own_cases_are_divided(
         pytest.skip("somebody named what to run")
     run = [each for each in request.session.items if each.nodeid.startswith(f"{test}[")]
     assert 20 <= len(run) < 40
+
+
+@pytest.mark.parametrize(
+    ("expression", "markers", "is_selected"),
+    [
+        ("gpu and not gpus", {"gpu", "value"}, True),
+        ("gpu and not gpus", {"gpu", "gpus"}, False),
+        ("(cxx or emulator) and not nvrtc", {"emulator"}, True),
+        ("(cxx or emulator) and not nvrtc", {"emulator", "nvrtc"}, False),
+        ("not gpu", set(), True),
+        ("value", set(), False),
+    ],
+)
+def test_an_expression_selects_by_names(
+    expression: str, markers: set[str], is_selected: bool
+) -> None:
+    code = one_in.compiled(expression)
+    assert code is not None
+    assert one_in.selects(code, markers) is is_selected
+
+
+@pytest.mark.parametrize("expression", ["", "gpus(n=2)", "not gpus(n=2)", "a-marker"])
+def test_other_expressions_are_left_to_pytest(expression: str) -> None:
+    assert one_in.compiled(expression) is None
+
+
+FILE = """
+import pytest
+import textbook
+
+several = pytest.param("several", marks=[pytest.mark.gpu, pytest.mark.gpus(2)])
+
+@pytest.mark.parametrize("case", ["host", pytest.param("one", marks=pytest.mark.gpu), several])
+def test_a(case): pass
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [1, pytest.param(2, marks=pytest.mark.contract)])
+def test_b(case): pass
+
+@pytest.mark.parametrize("case", range(100))
+def test_c(case): pass
+
+@pytest.mark.gpu
+@pytest.mark.one_in(10**6, case=bool)
+@pytest.mark.parametrize("case", range(1, 100))
+def test_d(case): pass
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [pytest.param(1, marks=pytest.mark.internal)])
+def test_e(case): pass
+
+@pytest.mark.gpu
+def test_f(): pass
+"""
+
+
+def test_cases_that_do_not_run_are_not_made(tmp_path: Path) -> None:
+    """But for one of a test that has no other."""
+    (tmp_path / "test_some.py").write_text(FILE)
+    listed = tmp_path / "files"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest"]
+    command += ["-c", str(TESTS.parent / "pyproject.toml"), "--rootdir", str(tmp_path)]
+    finished = subprocess.run(
+        [*command, "-m", "gpu and not gpus and value", "--collect-only", str(tmp_path)],
+        env={
+            **os.environ,
+            "GPUOPT_LIST_OF_FILES": str(listed),
+            "PYTHONPATH": f"{TESTS}:{TESTS / 'support'}:{TESTS.parent}",
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    *tests, _, numbers = finished.stdout.splitlines()
+    assert [each.partition("::test_")[2] for each in tests] == ["a[one]", "b[1]", "d[1]", "f"]
+    assert numbers.startswith("4/6 tests collected (2 deselected)")
+    assert listed.read_text() == str(tmp_path / "test_some.py")

@@ -50,6 +50,15 @@ def closest_kind(item: pytest.Item) -> str | None:
     return next((each.name for each in item.iter_markers() if each.name in KINDS), None)
 
 
+def markers_of(test: pytest.Item, more: Sequence[pytest.Mark]) -> set[str]:
+    """Returns the names of the markers that a case of a test will have, by the case's own."""
+    assert test.parent is not None
+    markers = [*test.own_markers, *more, *test.parent.iter_markers()]
+    names = [each.name for each in markers]
+    kind = next((name for name in names if name in KINDS), None) or kind_of(test.path)
+    return {*names, kind} - (KINDS - {kind})
+
+
 def may_have(kind: str, file: Path) -> bool:
     """Whether a file may have tests of a kind, as far as that shows without importing it."""
     return kind_of(file) == kind or f"mark.{kind}" in file.read_text()
