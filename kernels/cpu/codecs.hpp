@@ -1,5 +1,5 @@
-// How the arrays of an update are stored in host memory. A codec reads the numbers of a tile as
-// rules compute with them, and writes them back; rules and codecs do not depend on each other.
+// How the arrays of an update are stored in host memory. A codec reads numbers as rules
+// compute with them, and writes them back; rules and codecs do not depend on each other.
 // Twins of gpuopt/codecs.py, to the bit.
 #pragma once
 #include <cstdint>
@@ -19,10 +19,7 @@
 
 namespace gpuopt {
 
-// The most elements that are read and written at a time: they stay in the first-level cache.
-constexpr long long most_in_tile = 512;
-
-// Where a tile begins in its arrays: in elements, and in blocks of codes.
+// Where elements begin in their arrays: in elements, and in blocks of codes.
 struct Place {
   long long element;
   long long block;
@@ -66,10 +63,9 @@ inline float widened(Float16 stored) {
 // Rounds to nearest, and of two to the even one. NaN stays NaN.
 inline void narrow(float value, Bfloat16& stored) {
   const std::uint32_t bits = bits_of(value);
-  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  const std::uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-  const std::uint32_t nan = (bits >> 16 & 0x8000u) | 0x7fc0u;
-  stored.bits = static_cast<std::uint16_t>(is_nan ? nan : rounded);
+  const std::uint32_t rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+  const std::uint32_t nan = (bits & 0x80000000u) | 0x7fc00000u;
+  stored.bits = static_cast<std::uint16_t>((value != value ? nan : rounded) >> 16);
 }
 
 inline void narrow(float value, Float16& stored) {
@@ -87,9 +83,10 @@ inline void narrow(float value, Float16& stored) {
 // A codec has
 //   num_arrays     how many arrays store the numbers,
 //   is_in_place    whether one array holds the numbers as rules compute with them, and no other,
-//   has_blocks     whether a tile is a block of codes with a scale,
+//   has_blocks     whether numbers are stored by blocks of codes with a scale,
 //   of(value)      a number as it is once stored (codecs of variables alone),
-//   Tile           which reads `size` numbers from a place of its arrays, and writes them back.
+//   View           the `size` numbers from a place of its arrays on: each may be read, and then
+//                  written once; `close` is called when all are written.
 
 // An array of numbers as rules compute with them.
 template <class Real>
@@ -100,11 +97,15 @@ struct Plain {
 
   static Real of(Real value) { return value; }
 
-  struct Tile {
-    Real* read(void* const* arrays, Place at, long long) {
-      return static_cast<Real*>(arrays[0]) + at.element;
+  struct View {
+    Real* numbers;
+
+    void open(void* const* arrays, Place at, long long) {
+      numbers = static_cast<Real*>(arrays[0]) + at.element;
     }
-    void write(void* const*, Place, long long) const {}
+    Real read(long long i) const { return numbers[i]; }
+    void write(long long i, Real value) const { numbers[i] = value; }
+    void close() const {}
   };
 };
 
@@ -121,18 +122,15 @@ struct Cast {
     return widened(stored);
   }
 
-  struct Tile {
-    float numbers[most_in_tile];
+  struct View {
+    Stored* stored;
 
-    float* read(void* const* arrays, Place at, long long size) {
-      const Stored* const from = static_cast<const Stored*>(arrays[0]) + at.element;
-      for (long long i = 0; i < size; ++i) numbers[i] = widened(from[i]);
-      return numbers;
+    void open(void* const* arrays, Place at, long long) {
+      stored = static_cast<Stored*>(arrays[0]) + at.element;
     }
-    void write(void* const* arrays, Place at, long long size) const {
-      Stored* const to = static_cast<Stored*>(arrays[0]) + at.element;
-      for (long long i = 0; i < size; ++i) narrow(numbers[i], to[i]);
-    }
+    float read(long long i) const { return widened(stored[i]); }
+    void write(long long i, float value) const { narrow(value, stored[i]); }
+    void close() const {}
   };
 };
 
@@ -145,16 +143,20 @@ struct MasterAndCopy {
 
   static float of(float value) { return value; }
 
-  struct Tile {
-    float* read(void* const* arrays, Place at, long long) {
-      return static_cast<float*>(arrays[0]) + at.element;
+  struct View {
+    float* masters;
+    Stored* copies;
+
+    void open(void* const* arrays, Place at, long long) {
+      masters = static_cast<float*>(arrays[0]) + at.element;
+      copies = static_cast<Stored*>(arrays[1]) + at.element;
     }
-    void write(void* const* arrays, Place at, long long size) const {
-      const float* const from = static_cast<const float*>(arrays[0]) + at.element;
-      Stored* const to = static_cast<Stored*>(arrays[1]) + at.element;
-      GPUOPT_INDEPENDENT
-      for (long long i = 0; i < size; ++i) narrow(from[i], to[i]);
+    float read(long long i) const { return masters[i]; }
+    void write(long long i, float value) const {
+      masters[i] = value;
+      narrow(value, copies[i]);
     }
+    void close() const {}
   };
 };
 
@@ -166,33 +168,28 @@ struct Split {
 
   static float of(float value) { return value; }
 
-  struct Tile {
-    float numbers[most_in_tile];
+  struct View {
+    Bfloat16* weights;
+    std::uint16_t* rest;
 
-    float* read(void* const* arrays, Place at, long long size) {
-      const Bfloat16* const weights = static_cast<const Bfloat16*>(arrays[0]) + at.element;
-      const std::uint16_t* const rest = static_cast<const std::uint16_t*>(arrays[1]) + at.element;
-      for (long long i = 0; i < size; ++i)
-        numbers[i] = float_of(joined({weights[i].bits, rest[i]}));
-      return numbers;
+    void open(void* const* arrays, Place at, long long) {
+      weights = static_cast<Bfloat16*>(arrays[0]) + at.element;
+      rest = static_cast<std::uint16_t*>(arrays[1]) + at.element;
     }
-    void write(void* const* arrays, Place at, long long size) const {
-      Bfloat16* const weights = static_cast<Bfloat16*>(arrays[0]) + at.element;
-      std::uint16_t* const rest = static_cast<std::uint16_t*>(arrays[1]) + at.element;
-      GPUOPT_INDEPENDENT
-      for (long long i = 0; i < size; ++i) {
-        const Halves halves = split(bits_of(numbers[i]));
-        weights[i].bits = halves.weight;
-        rest[i] = halves.remainder;
-      }
+    float read(long long i) const { return float_of(joined({weights[i].bits, rest[i]})); }
+    void write(long long i, float value) const {
+      const Halves halves = split(bits_of(value));
+      weights[i].bits = halves.weight;
+      rest[i] = halves.remainder;
     }
+    void close() const {}
   };
 };
 
 // The lookup table of each map. Set once, before the first update.
 inline const SlotTables* slot_tables = nullptr;
 
-// Codes in 8 bits, and a scale for each block of them: a tile is a block. Numbers that are written
+// Codes in 8 bits, and a scale for each block of them: a view is a block. Numbers that are written
 // are finite.
 template <int coding>
 struct Byte {
@@ -200,18 +197,24 @@ struct Byte {
   static constexpr bool is_in_place = false;
   static constexpr bool has_blocks = true;
 
-  struct Tile {
+  struct View {
     float numbers[block_codes];
+    unsigned char* codes;
+    float* scale;
+    long long size;
 
-    __attribute__((always_inline)) float* read(void* const* arrays, Place at, long long size) {
-      const unsigned char* const codes = static_cast<const unsigned char*>(arrays[0]) + at.element;
-      const float scale = static_cast<const float*>(arrays[1])[at.block];
+    __attribute__((always_inline)) void open(void* const* arrays, Place at, long long length) {
+      codes = static_cast<unsigned char*>(arrays[0]) + at.element;
+      scale = static_cast<float*>(arrays[1]) + at.block;
+      size = length;
       const SlotTables& tables = slot_tables[map_of(coding)];
+      const float unit = *scale;
       GPUOPT_INDEPENDENT
-      for (long long i = 0; i < size; ++i) numbers[i] = decode(coding, tables, codes[i], scale);
-      return numbers;
+      for (long long i = 0; i < size; ++i) numbers[i] = decode(coding, tables, codes[i], unit);
     }
-    __attribute__((always_inline)) void write(void* const* arrays, Place at, long long size) const {
+    float read(long long i) const { return numbers[i]; }
+    void write(long long i, float value) { numbers[i] = value; }
+    __attribute__((always_inline)) void close() {
       const SlotTables& tables = slot_tables[map_of(coding)];
       float magnitudes[block_codes];
       int places[block_codes];
@@ -223,19 +226,17 @@ struct Byte {
         const int bits = static_cast<int>(bits_of(magnitudes[i]));
         largest = bits > largest ? bits : largest;
       }
-      const float scale = float_of(static_cast<std::uint32_t>(largest));
-      const float divisor = scale > 0 ? scale : 1;
+      *scale = float_of(static_cast<std::uint32_t>(largest));
+      const float divisor = *scale > 0 ? *scale : 1;
       for (long long i = 0; i < size; ++i) {
         magnitudes[i] /= divisor;
         places[i] = place_of(magnitudes[i]);
       }
       for (long long i = 0; i < size; ++i) places[i] = tables.first[places[i]];
-      unsigned char* const codes = static_cast<unsigned char*>(arrays[0]) + at.element;
       GPUOPT_INDEPENDENT
       for (long long i = 0; i < size; ++i)
         codes[i] = static_cast<unsigned char>(
             code_of(coding, tables, places[i], magnitudes[i], numbers[i] < 0));
-      static_cast<float*>(arrays[1])[at.block] = scale;
     }
   };
 };

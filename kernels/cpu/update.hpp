@@ -44,17 +44,16 @@ Slots<Rule, Real> slots_at(Real* const* written, long long offset) {
   return slots;
 }
 
-// Updates an element of a variable with a codec. Where it is rounded at random, an average does not
-// follow yet.
+// Updates an element of arrays of numbers as rules compute with them.
 // `inline`: else GCC calls it for each element of longer rules, and uses no vectors.
-template <class Rule, class Real, class Var = Plain<Real>>
+template <class Rule, class Real>
 inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long at, Real grad,
                            const typename Rule::template Scalars<Real>& scalars) {
   Real value = var[at];
   Real slot[slot_capacity<Rule>];
   for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][at];
   Rule::apply(value, grad, slot, scalars);
-  if constexpr (!Rule::is_rounded) Rule::follow(Var::of(value), slot, scalars);
+  Rule::follow(value, slot, scalars);
   if (writes_var<Rule>) var[at] = value;
   for (int k = 0; k < Rule::num_slots; ++k)
     if (writes_slot<Rule>(k)) slots.of[k][at] = slot[k];
@@ -375,7 +374,6 @@ struct Update {
   static constexpr bool has_blocks = (false || ... || Slot::has_blocks);
   static constexpr bool is_in_place =
       (Gradient::is_in_place && Var::is_in_place) && (true && ... && Slot::is_in_place);
-  static constexpr long long tile = has_blocks ? block_codes : most_in_tile;
 
   // Rows that follow each other: of the arrays of the variable's codec, then of those of the
   // slots'. A gradient at nullptr is zero. If neither the rule nor a codec goes by rows, a chunk
@@ -406,14 +404,13 @@ struct Update {
     } else if constexpr (has_blocks) {
       const long long blocks = blocks_of(width);
       for (long long row = 0; row < chunk.num_rows; ++row)
-        for (long long left = 0; left < width; left += tile)
-          update_tile(chunk, {row * width + left, row * blocks + left / tile}, width - left,
-                      scalars);
-    } else if (is_in_place && chunk.grad != nullptr) {
-      update_elements(chunk.arrays, {0, 0}, static_cast<const Real*>(chunk.grad), size, chunk.first,
+        for (long long left = 0; left < width; left += block_codes)
+          update_part(chunk, {row * width + left, row * blocks + left / block_codes}, width - left,
                       scalars);
     } else {
-      for (long long at = 0; at < size; at += tile) update_tile(chunk, {at, 0}, size - at, scalars);
+      const long long part = chunk.grad == nullptr ? num_zeros : size;
+      for (long long at = 0; at < size; at += part)
+        update_part(chunk, {at, 0}, size - at < part ? size - at : part, scalars);
     }
   }
 
@@ -434,6 +431,13 @@ struct Update {
   }
 
  private:
+  // A gradient of zero is read from here.
+  static constexpr long long num_zeros = 512;
+  alignas(Real) static constexpr unsigned char zeros[num_zeros * sizeof(Real)] = {};
+
+  // The sum of a row's values, some columns at a time.
+  static constexpr long long num_sums = has_blocks ? block_codes : tile_width;
+
   static void update_stored_rows(void* const* arrays, long long width, const Real* values,
                                  const long long* rows, const long long* positions,
                                  const long long* begins, const long long* firsts, long long first,
@@ -442,20 +446,21 @@ struct Update {
     for (long long row = first; row < last; ++row) {
       const RowValues<Real> mine = {width,       values,          positions,
                                     begins[row], begins[row + 1], firsts[row]};
-      for (long long left = 0; left < width; left += tile) {
-        const long long size = width - left < tile ? width - left : tile;
-        Real grad[tile];
+      for (long long left = 0; left < width; left += num_sums) {
+        const long long size = width - left < num_sums ? width - left : num_sums;
+        Real sums[num_sums];
         for (long long at = 0; at < size; at += tile_width) {
           const long long columns = tile_at(at, size);
-          const Real* const sum = sum_values(mine, left + at, columns, grad + at);
-          if (sum != grad + at)
-            for (long long i = 0; i < columns; ++i) grad[at + i] = sum[i];
+          const Real* const sum = sum_values(mine, left + at, columns, sums + at);
+          if (sum != sums + at)
+            for (long long i = 0; i < columns; ++i) sums[at + i] = sum[i];
         }
-        const Place at = {rows[row] * width + left, rows[row] * blocks + left / tile};
-        if (has_blocks && size == tile)
-          update_elements(arrays, at, grad, tile, at.element, scalars);
+        const Place at = {rows[row] * width + left, rows[row] * blocks + left / block_codes};
+        const typename Plain<Real>::View gradient = {sums};
+        if (has_blocks && size == num_sums)
+          update_elements(arrays, at, gradient, num_sums, at.element, scalars);
         else
-          update_elements(arrays, at, grad, size, at.element, scalars);
+          update_elements(arrays, at, gradient, size, at.element, scalars);
       }
     }
   }
@@ -470,83 +475,74 @@ struct Update {
 
   static long long blocks_of(long long width) { return (width + block_codes - 1) / block_codes; }
 
-  // Updates the next `left` elements of a chunk, or a tile if these are more.
-  static void update_tile(const Chunk& chunk, Place at, long long left, const Scalars& scalars) {
-    static constexpr Real zeros[tile] = {};
-    void* const gradients[] = {const_cast<void*>(chunk.grad)};
-    typename Gradient::Tile gradient;
+  // Updates the next `left` elements of a chunk, or those of a block if they are more.
+  static void update_part(const Chunk& chunk, Place at, long long left, const Scalars& scalars) {
+    const bool is_zero = chunk.grad == nullptr;
+    void* const gradients[] = {const_cast<void*>(is_zero ? zeros : chunk.grad)};
     const auto update = [&](long long size) __attribute__((always_inline)) {
-      const Real* const grad = chunk.grad == nullptr ? zeros : gradient.read(gradients, at, size);
-      update_elements(chunk.arrays, at, grad, size, chunk.first + at.element, scalars);
+      typename Gradient::View gradient;
+      gradient.open(gradients, is_zero ? Place{0, 0} : at, size);
+      update_elements(chunk.arrays, at, gradient, size, chunk.first + at.element, scalars);
     };
     // Where the compiler knows how long a block is, it leaves out everything for other lengths.
-    if (left >= tile)
-      update(tile);
+    if (has_blocks && left >= block_codes)
+      update(block_codes);
     else
       update(left);
   }
 
-  // Updates elements of which the first has a number in its variable: of one tile, or, of arrays
-  // that are all in place, any number of them.
+  // Updates elements of which the first has a number in its variable: of one block, or, of arrays
+  // without blocks, any number of them.
+  template <class Gradients>
   __attribute__((always_inline)) static inline void update_elements(void* const* arrays, Place at,
-                                                                    const Real* grad,
+                                                                    const Gradients& gradient,
                                                                     long long size,
                                                                     long long number,
                                                                     const Scalars& scalars) {
-    update_elements(arrays, at, grad, size, number, scalars, std::index_sequence_for<Slot...>{});
+    update_elements(arrays, at, gradient, size, number, scalars,
+                    std::index_sequence_for<Slot...>{});
   }
 
-  template <std::size_t... k>
+  template <class Gradients, std::size_t... k>
   __attribute__((always_inline)) static inline void update_elements(
-      void* const* arrays, Place at, const Real* grad, long long size, long long number,
+      void* const* arrays, Place at, const Gradients& gradient, long long size, long long number,
       const Scalars& scalars, std::index_sequence<k...>) {
     constexpr int counts[] = {Var::num_arrays, Slot::num_arrays...};
     void* const* of[1 + sizeof...(Slot)] = {arrays};
     for (std::size_t j = 0; j < sizeof...(Slot); ++j) of[j + 1] = of[j] + counts[j];
-    typename Var::Tile variable;
-    std::tuple<typename Slot::Tile...> tiles;
-    Real* const var = variable.read(of[0], at, size);
-    const Slots<Rule, Real> slots{{std::get<k>(tiles).read(of[1 + k], at, size)...}};
+    typename Var::View variable;
+    std::tuple<typename Slot::View...> slots;
+    variable.open(of[0], at, size);
+    (std::get<k>(slots).open(of[1 + k], at, size), ...);
+    Numbering<Rule> numbering;
+    numbering.count_from(number);
     GPUOPT_INDEPENDENT
-    for (long long i = 0; i < size; ++i)
-      update_element<Rule, Real, Var>(var, slots, i, grad[i], scalars);
-    if constexpr (has_blocks) begin_anew(slots, size);
-    if constexpr (Rule::is_rounded && !is_in_place) round(var, slots, number, size, scalars);
-    variable.write(of[0], at, size);
-    (std::get<k>(tiles).write(of[1 + k], at, size), ...);
+    for (long long i = 0; i < size; ++i) {
+      Real value = variable.read(i);
+      Real slot[slot_capacity<Rule>] = {std::get<k>(slots).read(i)...};
+      Rule::apply(value, gradient.read(i), slot, scalars);
+      if constexpr (has_blocks) begin_anew(slot);
+      // What is stored in bfloat16 is rounded, and nothing else; the rule's own slots are of one
+      // type.
+      if constexpr (!is_in_place)
+        numbering.template round<std::is_same<Var, Cast<Bfloat16>>::value>(static_cast<int>(i),
+                                                                           scalars, value, slot);
+      Rule::follow(Var::of(value), slot, scalars);
+      if (writes_var<Rule>) variable.write(i, value);
+      ((writes_slot<Rule>(k) ? std::get<k>(slots).write(i, slot[k]) : void()), ...);
+    }
+    variable.close();
+    (std::get<k>(slots).close(), ...);
   }
 
   // The coded slots of an element begin anew where one has no code.
-  __attribute__((always_inline)) static inline void begin_anew(const Slots<Rule, Real>& slots,
-                                                               long long size) {
+  static inline void begin_anew(Real* slot) {
     constexpr bool is_coded[] = {Slot::has_blocks...};
-    GPUOPT_INDEPENDENT
-    for (long long i = 0; i < size; ++i) {
-      bool all_finite = true;
-      for (int k = 0; k < Rule::num_slots; ++k)
-        if (is_coded[k]) all_finite &= is_finite(slots.of[k][i]);
-      for (int k = 0; k < Rule::num_slots; ++k)
-        if (is_coded[k]) slots.of[k][i] = all_finite ? slots.of[k][i] : 0;
-    }
-  }
-
-  // Rounds what is stored in bfloat16, and nowhere else; then an average follows. The rule's own
-  // slots are of one type.
-  static void round(Real* var, const Slots<Rule, Real>& slots, long long first, long long size,
-                    const Scalars& scalars) {
-    constexpr bool is_var_rounded = std::is_same<Var, Cast<Bfloat16>>::value;
-    Numbering<Rule> numbering;
-    numbering.count_from(first);
-    GPUOPT_INDEPENDENT
-    for (long long i = 0; i < size; ++i) {
-      Real value = var[i];
-      Real slot[slot_capacity<Rule>];
-      for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][i];
-      numbering.template round<is_var_rounded>(static_cast<int>(i), scalars, value, slot);
-      Rule::follow(Var::of(value), slot, scalars);
-      if (is_var_rounded) var[i] = value;
-      for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][i] = slot[k];
-    }
+    bool all_finite = true;
+    for (int k = 0; k < Rule::num_slots; ++k)
+      if (is_coded[k]) all_finite &= is_finite(slot[k]);
+    for (int k = 0; k < Rule::num_slots; ++k)
+      if (is_coded[k]) slot[k] = all_finite ? slot[k] : 0;
   }
 };
 
