@@ -74,7 +74,8 @@ def decides(var: Any, grad: Any, *, a: Any, b: Any, c: Any) -> None:
             step = np.sqrt(np.abs(step))
     elif c:
         step = np.abs(step) ** c
-    var -= step if b > c else 2 * step
+    # A difference would make more of what powers round.
+    var *= step if b > c else 2 * step
 
 
 def goes_by_types(var: Any, grad: Any, *, a: Any, b: Any, c: Any) -> None:
