@@ -46,21 +46,26 @@ inline void find_firsts(std::int32_t num_rows, const long long* rows, const long
   }
   int bucket_shift = 0;
   while (highest >> bucket_shift >= num_buckets) ++bucket_shift;
-  long long first_of[num_buckets] = {};
+  std::int32_t first_of[num_buckets] = {};
   bool matters[num_buckets] = {};
   for (std::int32_t k = 0; k < num_rows; ++k) {
-    first_of[rows[k] >> bucket_shift] += counts[k];
-    if (counts[k] > 2) matters[rows[k] >> bucket_shift] = true;
+    const auto bucket = static_cast<std::uint64_t>(rows[k]) >> bucket_shift;
+    first_of[bucket] += static_cast<std::int32_t>(counts[k]);
+    matters[bucket] |= counts[k] > 2;
   }
-  for (long long& each : first_of) {
-    const long long count = each;
-    each = first;
-    first += count;
+  std::int32_t sum = 0;
+  for (std::int32_t& each : first_of) {
+    const std::int32_t count = each;
+    each = sum;
+    sum += count;
   }
   std::int32_t num_sorted = 0;
-  for (std::int32_t k = 0; k < num_rows; ++k)
-    if (matters[rows[k] >> bucket_shift])
-      sorted[num_sorted++] = {static_cast<std::uint64_t>(rows[k]), k};
+  for (std::int32_t k = 0; k < num_rows; ++k) {
+    // Without a branch, which processors could not foresee.
+    const auto row = static_cast<std::uint64_t>(rows[k]);
+    sorted[num_sorted] = {row, k};
+    num_sorted += matters[row >> bucket_shift];
+  }
   for (int shift = 0; shift < bucket_shift; shift += bits) {
     std::int32_t ends[num_buckets] = {};
     for (std::int32_t k = 0; k < num_sorted; ++k) ++ends[sorted[k].row >> shift & num_buckets - 1];
@@ -77,9 +82,9 @@ inline void find_firsts(std::int32_t num_rows, const long long* rows, const long
     other = source;
   }
   for (std::int32_t k = 0; k < num_sorted; ++k) {
-    long long& next = first_of[sorted[k].row >> bucket_shift];
-    firsts[sorted[k].number] = next;
-    next += counts[sorted[k].number];
+    std::int32_t& next = first_of[sorted[k].row >> bucket_shift];
+    firsts[sorted[k].number] = first + next;
+    next += static_cast<std::int32_t>(counts[sorted[k].number]);
   }
 }
 
