@@ -15,8 +15,8 @@ RULES = update_rules()
 
 
 @pytest.fixture(scope="module")
-def compiled_rules(tmp_path_factory: pytest.TempPathFactory) -> RuleLibrary:
-    return RuleLibrary(RULES, tmp_path_factory.mktemp("rules"))
+def compiled_rules() -> RuleLibrary:
+    return RuleLibrary(RULES)
 
 
 @pytest.mark.parametrize("power", [0.5, 0.7], ids=["root", "power"])

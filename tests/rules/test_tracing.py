@@ -59,9 +59,9 @@ def calls(name: str) -> UpdateRule:
     return gpuopt.update_rule(apply)
 
 
-def test_every_function_of_the_table_is_numpys(tmp_path: Path) -> None:
+def test_every_function_of_the_table_is_numpys() -> None:
     rules = [calls(name) for name in UFUNCS]
-    library = RuleLibrary(rules, tmp_path)
+    library = RuleLibrary(rules)
     for rule in rules:
         compare(library, rule, {}, ulps=4 if INEXACT.search(rule.name) else 0)
 
@@ -88,9 +88,9 @@ def has_names_of_cpp(var: Any, grad: Any, *, double: Any, NAN: Any, β: Any) -> 
 
 
 @pytest.mark.parametrize("apply", [decides, goes_by_types, has_names_of_cpp])
-def test_every_way_of_a_rule_is_numpys(apply: Callable[..., None], tmp_path: Path) -> None:
+def test_every_way_of_a_rule_is_numpys(apply: Callable[..., None]) -> None:
     rule = gpuopt.update_rule(apply)
-    library = RuleLibrary([rule], tmp_path)
+    library = RuleLibrary([rule])
     for numbers in itertools.product((0.0, 0.3, 0.7), repeat=3):
         compare(library, rule, dict(zip(rule.scalars, numbers, strict=True)), ulps=4)
 

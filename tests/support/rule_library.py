@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.resources import as_file
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from driver.native_library import build, digest_of
 
 from gpuopt.rules.sources import kernel_root
 from gpuopt.rules.update_rule import UpdateRule
@@ -29,15 +28,14 @@ extern "C" void run_{place}_{real}(const Update_{place}_{real}::Chunk* chunk,
 class RuleLibrary:
     """Compiled rules; GPUOPT_SANITIZE=undefined checks them at work."""
 
-    def __init__(self, rules: Sequence[UpdateRule], folder: Path) -> None:
-        """Compiles the rules in one library, in a folder."""
+    def __init__(self, rules: Sequence[UpdateRule]) -> None:
+        """Compiles the rules in one library, unless it is there from another process or run."""
         self._rules = list(rules)
         source = '#include "cpu/update.hpp"\n' + "".join(rule.include for rule in rules)
         for place, rule in enumerate(rules):
             for real in REALS:
                 codecs = ", ".join([f"gpuopt::Plain<{real}>"] * (2 + len(rule.slots)))
                 source += _ENTRY.format(place=place, real=real, functor=rule.functor, codecs=codecs)
-        library = folder / "rules.so"
         sanitizer = os.environ.get("GPUOPT_SANITIZE")
         checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"] if sanitizer else []
         with as_file(kernel_root()) as kernels:
@@ -45,8 +43,8 @@ class RuleLibrary:
             command += ["-Wno-unknown-pragmas"]  # those of nvcc
             # numpy rounds every product; nvcc's fused multiply-adds are a GPU test's business.
             command += ["-shared", "-fPIC", "-ffp-contract=off", *checks, f"-I{kernels}"]
-            command += ["-x", "c++", "-", "-o", str(library)]
-            subprocess.run(command, input=source, text=True, check=True)
+            command += ["-x", "c++", "-"]
+            library = build("rules.so", command, [digest_of(kernels)], source)
         self._library = ctypes.CDLL(str(library))
 
     def run(
