@@ -84,6 +84,12 @@ def no_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has rules computed by numpy: to compile each takes longer than a few steps."""
+    monkeypatch.setenv("GPUOPT_COMPILED", "0")
+
+
 # The data.
 
 
@@ -200,6 +206,7 @@ def test_an_optimizer_that_is_not_tuned_learns_all_the_same(
         )
     ],
 )
+@pytest.mark.usefixtures("in_numpy")
 def test_the_loss_falls_in_every_dtype(optimizer: str, dtype: Any) -> None:
     # Of fewer images, more is learnt in a step, and they are evaluated sooner.
     few = Digits(*(array[:192] for array in load_digits()[0]))
@@ -217,6 +224,7 @@ def test_adam_survives_second_moments_too_small_for_float16(optimizer: str) -> N
 
 
 @pytest.mark.parametrize("optimizer", FIRSTS)
+@pytest.mark.usefixtures("in_numpy")
 def test_differentiated_and_hand_written_gradients_give_the_same_curves(optimizer: str) -> None:
     # Ftrl and AdagradDA make the weights anew from sums, where differences of rounding cancel less;
     # where a sum is about 0, rounding decides the sign that is a step of Lion.
@@ -338,7 +346,7 @@ def test_the_demo_differentiates_its_loss_where_asked(capsys: pytest.CaptureFixt
     assert "│ Adam " in run_here(capsys, "demo", "--steps", "3", "--autodiff")
 
 
-@pytest.mark.usefixtures("no_picture")
+@pytest.mark.usefixtures("no_picture", "in_numpy")
 def test_all_optimizers_get_a_row_with_their_whole_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
