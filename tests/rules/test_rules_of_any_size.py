@@ -105,6 +105,7 @@ def train(compute: Callable[[Any], Any], limits: CpuLimits, *, grouped: bool) ->
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["alone", "groups"])
 @pytest.mark.parametrize("name", COMPUTE)
+@pytest.mark.one_in(8)
 def test_a_rule_computes_the_same_bits_for_small_and_large_variables(
     name: str, grouped: bool
 ) -> None:
