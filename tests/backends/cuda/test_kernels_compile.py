@@ -28,10 +28,12 @@ from nvrtc import ARCHITECTURES, compile_together, ptx_of
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.parameters import Number, Parameter, Pointer
+from gpuopt.rules.update_rule import UpdateRule
 
 pytestmark = pytest.mark.nvrtc
 
 RULES = rules_to_compile()
+ADAM = next(rule for rule in RULES if rule.name == "adam")
 # The oldest and the newest, beside the one we tune for.
 OTHERS = ARCHITECTURES[1:] if IS_FULL else ["sm_75", ARCHITECTURES[-1]]
 on_tuned = pytest.mark.parametrize("architecture", ARCHITECTURES if IS_FULL else ARCHITECTURES[:1])
@@ -98,9 +100,9 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     return 80 if wide & {*types, *bfloat16} else 64
 
 
-def test_kernels_compile_without_spills_within_their_registers() -> None:
-    for group in [kernels_without_rule(), *map(kernels_of, RULES)]:
-        check_registers(group, ARCHITECTURES[0])
+@pytest.mark.parametrize("rule", [None, *RULES], ids=lambda rule: rule.name if rule else "none")
+def test_kernels_compile_without_spills_within_their_registers(rule: UpdateRule | None) -> None:
+    check_registers(kernels_of(rule) if rule else kernels_without_rule(), ARCHITECTURES[0])
 
 
 @pytest.mark.parametrize("architecture", OTHERS)
@@ -155,17 +157,24 @@ def test_kernels_of_slots_in_bfloat16_keep_to_the_same_registers(architecture: s
     check_registers(some(kernels_of_slots_in_bfloat16()), architecture)
 
 
-def test_only_what_says_so_is_a_fused_multiply_add() -> None:
+FUSED = {
+    "without a rule": kernels_without_rule,
+    "adam": lambda: kernels_of(ADAM),
+    "codes": lambda: kernels_of_codes()[::3],
+    "averages": lambda: kernels_with_averages()[::3],
+    "rounding": lambda: kernels_with_rounding()[::3],
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_only_what_says_so_is_a_fused_multiply_add(name: str) -> None:
     """Rows that catch up and codes call `fused`; no other kernel here calls it, or takes powers."""
-    adam = next(rule for rule in RULES if rule.name == "adam")
-    groups = [kernels_without_rule(), kernels_of(adam), kernels_of_codes()[::3]]
-    groups += [kernels_with_averages()[::3], kernels_with_rounding()[::3]]
-    for group in groups:
-        ptx = ptx_of(group, "compute_90")
-        for kernel in group:
-            is_expected = "coded" in kernel.function and kernel.function != "sum_coded_terms"
-            is_expected |= kernel.function in ("late_update", "bring_up_rows")
-            assert ("fma.rn" in ptx[kernel.expression]) == is_expected, kernel.expression
+    group = FUSED[name]()
+    ptx = ptx_of(group, "compute_90")
+    for kernel in group:
+        is_expected = "coded" in kernel.function and kernel.function != "sum_coded_terms"
+        is_expected |= kernel.function in ("late_update", "bring_up_rows")
+        assert ("fma.rn" in ptx[kernel.expression]) == is_expected, kernel.expression
 
 
 def check_registers(group: list[Kernel], architecture: str) -> None:
