@@ -71,7 +71,11 @@ def headers() -> str:
 
 
 def shared_library(
-    soname: str, sources: Sequence[Path], text: str = "", is_part: bool = True
+    soname: str,
+    sources: Sequence[Path],
+    text: str,
+    inputs: Sequence[Path] = (),
+    is_part: bool = True,
 ) -> Path:
     """Compiles a library that others find under this name.
 
@@ -79,15 +83,16 @@ def shared_library(
         soname: The name.
         sources: Its source files.
         text: One more.
+        inputs: Files that it includes, beside headers.
         is_part: Whether this is the driver; if not, it calls the driver.
     """
-    inputs = [path.read_text() for path in (*sources, *sorted(NATIVE.rglob("*.h")))]
+    files = (*sources, *inputs, *sorted(NATIVE.rglob("*.h")))
     command = ["g++", *FLAGS, f"-I{NATIVE}", headers(), f"-Wl,-soname,{soname}"]
     # As the real ones, whose names are the versions of their symbols.
     command += ["-Wl,--default-symver", *map(str, sources), "-x", "c++", "-"]
     if not is_part:
         command += ["-x", "none", str(compiled())]
-    return build(soname, command, inputs, text)
+    return build(soname, command, [path.read_text() for path in files], text)
 
 
 def compiled() -> Path:
@@ -96,7 +101,10 @@ def compiled() -> Path:
     Raises:
         MissingHeadersError: NVIDIA's headers are not installed.
     """
-    return shared_library("libcuda.so.1", sorted(NATIVE.glob("*.cpp")))
+    sources = sorted(NATIVE.glob("*.cpp"))
+    # As one: what they include takes g++ longer than they themselves.
+    text = "".join(f'#include "{path.name}"\n' for path in sources)
+    return shared_library("libcuda.so.1", [], text, sources)
 
 
 @functools.cache

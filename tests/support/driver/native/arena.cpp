@@ -12,7 +12,6 @@ namespace driver {
 
 namespace {
 
-constexpr size_t page_size = 4096;
 constexpr Address first_address = 0x200000000000;
 
 char* alias_begin;

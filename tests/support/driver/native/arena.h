@@ -10,6 +10,7 @@ namespace driver {
 
 // Addresses of a device: several times its memory, so that gaps between blocks do no harm.
 constexpr size_t bytes_of_device = size_t(64) << 30;
+constexpr size_t page_size = 4096;
 
 // Maps all of it, the first time.
 void map_arena();

@@ -7,7 +7,7 @@ namespace driver {
 namespace {
 
 std::map<void*, std::unique_ptr<Event>> events;
-uintptr_t last_handle = 0x10000000;
+uintptr_t last_event = 0x10000000;
 
 }  // namespace
 
@@ -18,7 +18,7 @@ Event* find_event(void* handle) {
 
 void* make_event(int device, unsigned flags) {
   auto event = std::make_unique<Event>();
-  void* handle = reinterpret_cast<void*>(last_handle += 16);
+  void* handle = reinterpret_cast<void*>(last_event += 16);
   event->handle = handle;
   event->device = device;
   event->flags = flags;

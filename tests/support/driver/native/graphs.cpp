@@ -7,7 +7,7 @@ namespace driver {
 namespace {
 
 std::map<void*, std::shared_ptr<Graph>> graphs;
-uintptr_t last_handle = 0x800000;
+uintptr_t last_graph = 0x800000;
 
 Status invalidate(Graph& graph, Status status, const std::string& reason) {
   graph.invalidated = reason;
@@ -100,14 +100,14 @@ Status end_capture(Stream* stream, void** handle) {
     return refuse(cudaErrorStreamCaptureUnjoined,
                   "work of another stream was captured, and the first stream does not wait for it");
   }
-  graphs[*handle = reinterpret_cast<void*>(last_handle += 16)] = graph;
+  graphs[*handle = reinterpret_cast<void*>(last_graph += 16)] = graph;
   return cudaSuccess;
 }
 
 Status instantiate(void* graph, void** executable) {
   const auto it = graphs.find(graph);
   if (it == graphs.end()) return refuse(cudaErrorInvalidValue, "%p is no graph", graph);
-  graphs[*executable = reinterpret_cast<void*>(last_handle += 16)] = it->second;
+  graphs[*executable = reinterpret_cast<void*>(last_graph += 16)] = it->second;
   return cudaSuccess;
 }
 

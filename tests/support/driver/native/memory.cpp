@@ -12,7 +12,6 @@ namespace driver {
 
 namespace {
 
-constexpr size_t page_size = 4096;
 // So much freed memory is kept from being used again, to see who writes to it.
 constexpr size_t most_in_quarantine = size_t(64) << 20;
 // Filling more would take longer than it tells.

@@ -37,7 +37,7 @@ std::map<void*, Stream*> by_handle;
 // The legacy stream of each device, and each thread's own.
 std::map<std::pair<int, uint64_t>, Stream*> defaults;
 Clock host;
-uintptr_t last_handle = 0x1000;
+uintptr_t last_stream = 0x1000;
 uint64_t last_id = 0;
 
 void for_each_clock(const std::function<void(Clock&)>& visit) {
@@ -233,7 +233,7 @@ Status make_stream(unsigned flags, void** handle) {
     return stream->queue.empty() && stream->device == device && stream->flags == flags;
   });
   if (it == without_heir.rend()) {
-    *handle = reinterpret_cast<void*>(last_handle += 16);
+    *handle = reinterpret_cast<void*>(last_stream += 16);
     by_handle[*handle] = new_stream(*handle, device, flags, false);
     return cudaSuccess;
   }
