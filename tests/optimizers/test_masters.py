@@ -222,6 +222,7 @@ INDICES: dict[str, Any] = {
 @every_kind
 @pytest.mark.parametrize("index", INDICES)
 @pytest.mark.parametrize("piece", [8, 1 << 22], ids=["in pieces", "at once"])
+@pytest.mark.one_in(6)
 def test_what_is_assigned_to_a_part_goes_to_that_part_of_both(
     index: str, piece: int, masters: Any, dtype: Any, xp: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
