@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from functools import cache
 
@@ -93,8 +94,10 @@ def test_dense_steps_read_gradients_twice_and_all_else_once() -> None:
         assert_counted(counted()[name], expected_of(step.stages), name)
 
 
-def test_each_pair_of_stages_reads_gradients_twice_and_all_else_once() -> None:
-    pairs = {", ".join(pair): Step(pair) for pair in PAIRS}
+def test_pairs_of_stages_read_gradients_twice_and_all_else_once() -> None:
+    # Each stage is in one of the few.
+    chosen = PAIRS if os.environ.get("GPUOPT_FULL") else PAIRS[::5]
+    pairs = {", ".join(pair): Step(pair) for pair in chosen}
     for name, found in count(pairs).items():
         assert_counted(found, expected_of(pairs[name].stages), name)
 
