@@ -223,6 +223,7 @@ def scaled_and_plain(xp: Any, dtype: Any) -> list[tuple[Any, dict[str, Variable]
 
 @pytest.mark.parametrize("scale", [8.0, 3.0])
 @every_dtype
+@pytest.mark.one_in(3)
 def test_scaled_gradients_are_divided_as_they_are_added(scale: float, dtype: Any, xp: Any) -> None:
     (ours, mine), (plain, theirs) = scaled_and_plain(xp, dtype)
     rng = np.random.default_rng(3)

@@ -971,6 +971,7 @@ def test_every_device_makes_the_same_steps(name: str, masters: Any, dtype: Any, 
     ids=str,
 )
 @pytest.mark.parametrize("is_tracked", [False, True], ids=["made in a step", "made before"])
+@pytest.mark.one_in(3)
 def test_averages_are_of_the_master_copy(
     is_tracked: bool, masters: Any, dtype: Any, slot_dtype: Any, xp: Any
 ) -> None:

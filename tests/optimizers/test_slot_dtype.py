@@ -325,6 +325,7 @@ def test_rows_come_and_go_with_their_slots(xp: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.float16])
 @pytest.mark.parametrize("name", ["Adam", "Momentum"])
+@pytest.mark.one_in(3)
 def test_float32_slots_of_a_16_bit_variable_are_those_of_a_float32_one(
     name: str, dtype: Any, xp: Any
 ) -> None:
