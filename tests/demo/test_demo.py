@@ -417,7 +417,7 @@ def test_without_matplotlib_the_demo_says_in_one_line_how_to_get_the_picture(
         ("demo --output no/such/folder.png", "the folder of 'no/such/folder.png' does not exist"),
         ("demo --speed 3", "--speed"),
         ("train", "'train'"),
-        ("", "demo or info"),
+        ("", "bench, demo, info or show"),
     ],
 )
 def test_a_wrong_argument_is_refused_in_one_line(
