@@ -83,13 +83,22 @@ class Codec(ABC):
         A codec whose numbers are updated in place writes only its other arrays.
         """
 
-    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
-        """Returns the forms of new arrays for numbers of a shape, all `start`; for slots alone."""
+    def forms(
+        self, shape: tuple[int, ...], start: float = 0.0, *, by_rows: bool = False
+    ) -> list[Form]:
+        """Returns the forms of new arrays for the numbers of a slot.
+
+        Args:
+            shape: That of the numbers.
+            start: What they start with; ignored where there are blocks: they start with 0.
+            by_rows: Whether blocks end at rows, if there are blocks.
+        """
         raise NotImplementedError
 
-    def new_arrays(self, values: Array) -> Sequence[Array]:
-        """Returns new arrays that store numbers."""
-        arrays = [np.empty(form.shape, form.dtype) for form in self.forms(values.shape)]
+    def new_arrays(self, values: Array, *, by_rows: bool = False) -> Sequence[Array]:
+        """Returns new arrays that store numbers; see `forms`."""
+        forms = self.forms(values.shape, by_rows=by_rows)
+        arrays = [np.empty(form.shape, form.dtype) for form in forms]
         if not self.is_decoded:
             np.copyto(arrays[0], values, casting="unsafe")
         self.encode(values, arrays)
@@ -117,7 +126,9 @@ class Plain(Codec):
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         pass
 
-    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
+    def forms(
+        self, shape: tuple[int, ...], start: float = 0.0, *, by_rows: bool = False
+    ) -> list[Form]:
         return [Form(shape, self.real, start)]
 
 
@@ -140,7 +151,9 @@ class Cast(Codec):
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         np.copyto(arrays[0], values.reshape(arrays[0].shape), casting="unsafe")
 
-    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
+    def forms(
+        self, shape: tuple[int, ...], start: float = 0.0, *, by_rows: bool = False
+    ) -> list[Form]:
         return [Form(shape, self.stored, start)]
 
 
@@ -184,11 +197,9 @@ class Byte(Codec):
 
     Attributes:
         coding: What the codes stand for.
-        by_rows: Whether the blocks of new arrays end at rows.
     """
 
     coding: Coding
-    by_rows: bool = False
     num_arrays = 2
     is_decoded = has_blocks = True
 
@@ -205,13 +216,15 @@ class Byte(Codec):
         for (block, new_codes), [new_scales] in blocks_of([numbers, codes], [scales]):
             new_codes[...], new_scales[...] = encode(block, self.coding)
 
-    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
-        of_scales = scales_shape(shape, by_rows=self.by_rows)
+    def forms(
+        self, shape: tuple[int, ...], start: float = 0.0, *, by_rows: bool = False
+    ) -> list[Form]:
+        of_scales = scales_shape(shape, by_rows=by_rows)
         codes = Form(shape, np.dtype(np.uint8), self.coding.zero)
         return [codes, Form(of_scales, _FLOAT, 0.0)]
 
-    def new_arrays(self, values: Array) -> Sequence[Array]:
-        return encoded(values, self.coding, by_rows=self.by_rows)
+    def new_arrays(self, values: Array, *, by_rows: bool = False) -> Sequence[Array]:
+        return encoded(values, self.coding, by_rows=by_rows)
 
 
 def codec_of(dtype: np.dtype[Any], real: np.dtype[Any]) -> Plain | Cast:

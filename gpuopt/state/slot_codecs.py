@@ -53,16 +53,15 @@ class SlotCodecs(NamedTuple):
         codes = self.codes
         return {} if codes is None else dict(zip(codes.slots, codes.codings, strict=True))
 
-    def of(self, slot_name: str, dtype: np.dtype[Any], *, by_rows: bool = False) -> Codec:
+    def of(self, slot_name: str, dtype: np.dtype[Any]) -> Codec:
         """Returns the codec of a slot.
 
         Args:
             slot_name: The slot.
             dtype: The variable's.
-            by_rows: Whether blocks of codes end at rows.
         """
         if self.codes is not None:
-            return Byte(self.codings[slot_name], by_rows)
+            return Byte(self.codings[slot_name])
         own = None if slot_name == MASTER else self.dtype
         real = np.dtype(compute_type(dtype))
         return codec_of(kept_dtype(dtype, self.masters) if own is None else own, real)
@@ -93,9 +92,8 @@ class SlotCodecs(NamedTuple):
             return self.of(name, dtype).forms(shape, start)[0]
         forms: dict[str, Form] = {}
         for slot_name in self.codes.slots:
-            codec = self.of(slot_name, dtype, by_rows=by_rows and len(shape) > 0)
-            names = slot_name, scales_name(slot_name)
-            forms.update(zip(names, codec.forms(shape), strict=True))
+            arrays = self.of(slot_name, dtype).forms(shape, by_rows=by_rows and len(shape) > 0)
+            forms.update(zip((slot_name, scales_name(slot_name)), arrays, strict=True))
         return forms[name]
 
     def check_types(self, variables: Sequence[Variable]) -> None:
@@ -230,8 +228,8 @@ def decoded_array(codes: Any, scales: Any, coding: str, what: str) -> Array:
     shape, by_rows = arrays[0].shape, arrays[0].ndim > 0 and arrays[1].ndim == 2
     if coding not in known:
         raise ValueError(f"{what} has the coding {coding!r}; known are {sorted(known)}")
-    codec = Byte(known[coding], by_rows)
-    expected = [(form.shape, form.dtype) for form in codec.forms(shape)]
+    codec = Byte(known[coding])
+    expected = [(form.shape, form.dtype) for form in codec.forms(shape, by_rows=by_rows)]
     if [(each.shape, each.dtype) for each in arrays] != expected:
         raise ValueError(
             f"{what} must have codes of uint8 and scales of float32 {expected[1][0]}; it has codes "

@@ -65,7 +65,7 @@ class CodedSlot:
             raise ValueError(
                 f'"{self.name}" has shape {self.shape}; the value has shape {array.shape}'
             )
-        codes, scales = self.codec.new_arrays(array)
+        codes, scales = self.codec.new_arrays(array, by_rows=self.scales.ndim == 2)
 
         def assign(undo: Undo) -> None:
             undo.assign(self.codes, codes)
@@ -92,8 +92,7 @@ def coded_slot(
     scales = state.slot(variable, scales_name(slot_name))
     if codes is None or scales is None:
         return None
-    codec = codecs.of(slot_name, variable.dtype, by_rows=scales.ndim == 2)
-    return CodedSlot(codes, scales, codec)
+    return CodedSlot(codes, scales, codecs.of(slot_name, variable.dtype))
 
 
 def create_slots(
@@ -138,7 +137,7 @@ def _end_waiting_blocks_at_rows(state: State, name: str, codecs: SlotCodecs) -> 
             what = f'slot "{slot_name}" of "{name}"'
             numbers = decoded_array(codes, scales, coding.name.lower(), what)
             state.waiting_slots.update(
-                zip(keys, Byte(coding, True).new_arrays(numbers), strict=True)
+                zip(keys, Byte(coding).new_arrays(numbers, by_rows=True), strict=True)
             )
 
 
@@ -150,7 +149,7 @@ def end_blocks_at_rows(state: State, variable: Variable, codecs: SlotCodecs) -> 
             slot = coded_slot(state, variable, name, codecs)
             if slot is None or slot.scales.ndim == 2:
                 continue
-            arrays = Byte(coding, True).new_arrays(slot.numpy())
+            arrays = Byte(coding).new_arrays(slot.numpy(), by_rows=True)
             new += zip((name, scales_name(name)), arrays, strict=True)
         replace_arrays(state, variable, new, codecs)
 
