@@ -66,17 +66,18 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
     const long long number = i - begin * per_row;
     const long long table = num_tables == 1 ? 0 : tables.number_of(key);
     const GradientOf<Program>* grad = tables.values_of<GradientOf<Program>>(table);
-    const CodedTarget<Program> target =
-        num_tables == 1 ? CodedTarget<Program>(only_arrays.of)
-                        : CodedTarget<Program>(arrays + table * num_coded_arrays<Program>);
-    const LanePart part(row * per_row + number, row, number * block_codes, row_width, lanes);
+    const LanePart part(row * per_row + number, row * row_width, number * block_codes, row_width,
+                        lanes);
     const bool has_rows = (row_width % lane_codes == 0) & part.is_packed();
-    const bool is_packed = has_rows && target.has_packs();
-    // Before the state is loaded: beside it, the gradients of several rows would take too many
-    // registers.
+    // Before the arrays' addresses and the state are loaded: beside them, the gradients of several
+    // rows would take too many registers.
     float sum[lane_codes];
     sum_run_of_lane(grad, has_rows && is_pack_aligned(grad), rows, all,
                     static_cast<unsigned int>(begin), part, sum);
+    const CodedTarget<Program> target =
+        num_tables == 1 ? CodedTarget<Program>(only_arrays.of)
+                        : CodedTarget<Program>(arrays + table * num_coded_arrays<Program>);
+    const bool is_packed = has_rows && target.has_packs();
     CodedState<Program> state(target, is_packed, part, lanes);
     state.update(slot_tables, sum, part.count, every.of(table));
     state.store_to(target, is_packed, slot_tables, part, lanes);
@@ -108,7 +109,8 @@ __global__ void update_other_coded_rows(const __grid_constant__ CodedArraysOf<Pr
   for (long long block = lanes.group; block < num_blocks; block += lanes.num_groups) {
     const long long row = per_row == 1 ? block : block / per_row;
     if (touched[word_of(row)] & bit_of(row)) continue;
-    const LanePart part(block, row, (block - row * per_row) * block_codes, row_width, lanes);
+    const LanePart part(block, row * row_width, (block - row * per_row) * block_codes, row_width,
+                        lanes);
     const bool is_packed = part.is_packed() && has_packs;
     CodedState<Program> state(target, is_packed, part, lanes);
     const float zero[lane_codes] = {};

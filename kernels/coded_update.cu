@@ -44,8 +44,14 @@ struct BlocksOfChunk {
     const bool has_grad_packs = is_pack_aligned(grad);
     const int at_once = static_cast<int>(blockDim.x) / lanes.num_lanes;
     for (long long block = begin + threadIdx.x / lanes.num_lanes; block < end; block += at_once) {
-      const long long row = is_one_row ? 0 : block / per_row;
-      const LanePart part(block, row, (block - row * per_row) * block_codes, width, lanes);
+      long long row_begin = 0;
+      long long column = block * block_codes;
+      if (!is_one_row) {
+        const long long row = block / per_row;
+        row_begin = row * width;
+        column -= row * per_row * block_codes;
+      }
+      const LanePart part(block, row_begin, column, width, lanes);
       const bool is_packed = part.is_packed();
       GradientOf<Program> stored[lane_codes];
       load_lane<Caching::evict_first>(grad + part.begin, part.count, is_packed & has_grad_packs,

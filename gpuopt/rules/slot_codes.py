@@ -25,9 +25,9 @@ SCALES = "_absmax"
 
 # Of float32's bits, those that the place of a number in a map is looked up by: exponent and seven
 # digits. Below the first, all are nearest to 0.
-_DROPPED_BITS = 16
-_FIRST_PLACE = (127 - 23) << 7
-_NUM_PLACES = (127 << 7) - _FIRST_PLACE + 1
+_DROPPED_BITS = np.uint32(16)
+_FIRST_BITS = np.uint32((127 - 23) << 23)
+_NUM_PLACES = (23 << 7) + 1
 _DECADES = 7
 
 
@@ -213,14 +213,12 @@ def encode(values: Array, coding: Coding) -> tuple[Array, Array]:
     scales = magnitudes.max(axis=1)
     # In a block of zeros, all are 0 of any scale.
     magnitudes /= np.where(scales > 0, scales, np.float32(1))[:, np.newaxis]
-    tables = SlotTables.of(coding)
-    bits = magnitudes.view(np.uint32) >> np.uint32(_DROPPED_BITS)
-    places = np.maximum(bits, np.uint32(_FIRST_PLACE)) - np.uint32(_FIRST_PLACE)
-    codes = tables.first.take(places)
-    codes += magnitudes > tables.bounds.take(codes)
+    bits = np.maximum(magnitudes.view(np.uint32), _FIRST_BITS)
+    bits += SlotTables.of(coding).steps.take((bits - _FIRST_BITS) >> _DROPPED_BITS)
+    codes = (bits >> _DROPPED_BITS).astype(np.uint8)
     if coding is Coding.SIGNED:
-        below = np.uint8(127) - np.minimum(codes, np.uint8(127))
-        codes = np.where(values < 0, below, codes + np.uint8(127))
+        zero = np.uint8(coding.zero)
+        codes = np.where(values < 0, zero - np.minimum(codes - zero, zero), codes)
     return codes, scales
 
 
@@ -235,25 +233,25 @@ class SlotTables(NamedTuple):
 
     Attributes:
         values: float32 [256], of each code.
-        bounds: float32 [256], and behind the last one infinity.
-        first: uint8 [_NUM_PLACES]: for the first digits of a magnitude, the number of bounds below
-            all that have these: for what is above one bound more, it is one less.
+        steps: uint32 [_NUM_PLACES]: for the first digits of a magnitude, what is added to its bits
+            so that the upper 16 are its code: by a carry, one more above the bound in a place.
     """
 
     values: Array
-    bounds: Array
-    first: Array
+    steps: Array
 
     @staticmethod
     @cache
     def of(coding: Coding) -> SlotTables:
-        bounds = np.full(256, np.inf, np.float32)
-        bounds[: len(coding.bounds)] = coding.bounds
-        places = np.arange(_NUM_PLACES, dtype=np.uint32) + np.uint32(_FIRST_PLACE)
-        lowest = (places << np.uint32(_DROPPED_BITS)).view(np.float32)
-        lowest[0] = 0
-        first = np.searchsorted(coding.bounds, lowest).astype(np.uint8)
-        return SlotTables(coding.values, bounds, first)
+        places = np.arange(_NUM_PLACES, dtype=np.uint32) << _DROPPED_BITS
+        lowest = places + _FIRST_BITS
+        # Of a place, the code of the lowest magnitude, and the highest one of that code.
+        codes = np.searchsorted(coding.bounds, lowest.view(np.float32)).astype(np.uint32)
+        codes[0] = 0
+        bounds = np.append(coding.bounds, np.float32(np.inf)).view(np.uint32)[codes]
+        highest = np.minimum(bounds, lowest | np.uint32(0xFFFF))
+        steps = (codes + np.uint32(coding.zero) << _DROPPED_BITS) + np.uint32(0xFFFF) - highest
+        return SlotTables(coding.values, steps)
 
 
 def packed_codings(codings: Sequence[Coding]) -> int:
@@ -265,9 +263,9 @@ def packed_codings(codings: Sequence[Coding]) -> int:
 def packed_tables() -> Array:
     """Returns uint8 [2, bytes]: the `SlotTables` of signed numbers, and of others."""
     every = [SlotTables.of(coding) for coding in (Coding.SIGNED, Coding.SQUARES)]
-    padding = np.zeros(-_NUM_PLACES % 4, np.uint8)
-    rows = [[each.view(np.uint8) for each in (*tables, padding)] for tables in every]
-    return np.stack([np.concatenate(row) for row in rows])
+    return np.stack(
+        [np.concatenate([each.view(np.uint8) for each in tables]) for tables in every]
+    )
 
 
 @cache

@@ -217,7 +217,6 @@ struct Byte {
     __attribute__((always_inline)) void close() {
       const SlotTables& tables = slot_tables[map_of(coding)];
       float magnitudes[block_codes];
-      int places[block_codes];
       // As integers, floats that are not below 0 have the same order, and a vector has their
       // largest.
       int largest = 0;
@@ -228,15 +227,10 @@ struct Byte {
       }
       *scale = float_of(static_cast<std::uint32_t>(largest));
       const float divisor = *scale > 0 ? *scale : 1;
-      for (long long i = 0; i < size; ++i) {
-        magnitudes[i] /= divisor;
-        places[i] = place_of(magnitudes[i]);
-      }
-      for (long long i = 0; i < size; ++i) places[i] = tables.first[places[i]];
       GPUOPT_INDEPENDENT
       for (long long i = 0; i < size; ++i)
         codes[i] = static_cast<unsigned char>(
-            code_of(coding, tables, places[i], magnitudes[i], numbers[i] < 0));
+            code_of(coding, tables, magnitudes[i] / divisor, numbers[i] < 0) >> code_shift);
     }
   };
 };

@@ -80,14 +80,15 @@ struct LanePart {
   long long column;  // the same, in its row
   int count;         // how many elements there are: lane_codes, or less at the block's end
 
-  __device__ __forceinline__ LanePart(long long number, long long row, long long column_of_block,
-                                      long long width, const Lanes& lanes) {
+  __device__ __forceinline__ LanePart(long long number, long long row_begin,
+                                      long long column_of_block, long long width,
+                                      const Lanes& lanes) {
     const long long left = width - column_of_block;
     const int length = left < block_codes ? static_cast<int>(left) : block_codes;
     const int first = lanes.lane * lane_codes;
     block = number;
     column = column_of_block + first;
-    begin = row * width + column;
+    begin = row_begin + column;
     count = length - first < lane_codes ? length - first : lane_codes;
   }
 
@@ -146,9 +147,40 @@ __device__ __forceinline__ void store_lane(Element* to, int count, bool is_packe
   }
 }
 
-// Returns the largest of the lanes' numbers to all of them.
+// The codes of a lane's elements, four in each word.
+using LaneCodes = Elements<unsigned int, lane_codes / 4>;
+
+// Loads codes; what is not there becomes 0.
+__device__ __forceinline__ void load_codes(const unsigned char* from, int count, bool is_packed,
+                                           LaneCodes& codes) {
+  if (is_packed) {
+    load<Caching::evict_first>(reinterpret_cast<const unsigned int*>(from), codes);
+  } else {
+    codes = {};
+#pragma unroll
+    for (int k = 0; k < lane_codes; ++k) {
+      if (k < count) codes.of[k / 4] |= static_cast<unsigned int>(__ldcs(from + k)) << 8 * (k % 4);
+    }
+  }
+}
+
+__device__ __forceinline__ void store_codes(unsigned char* to, int count, bool is_packed,
+                                            const LaneCodes& codes) {
+  if (is_packed) {
+    store<Caching::evict_first>(reinterpret_cast<unsigned int*>(to), codes);
+  } else {
+#pragma unroll
+    for (int k = 0; k < lane_codes; ++k) {
+      if (k < count) __stcs(to + k, static_cast<unsigned char>(codes.of[k / 4] >> 8 * (k % 4)));
+    }
+  }
+}
+
+// Returns the largest of the lanes' numbers to all of them. What one of them has loaded before,
+// others may then store.
 __device__ __forceinline__ int largest_of_lanes(int mine, const Lanes& lanes) {
   if (lanes.num_lanes == warp_size) {  // in most blocks: a mask that is known saves instructions
+    __syncwarp();
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     return __reduce_max_sync(whole_warp, mine);
 #else
@@ -160,6 +192,7 @@ __device__ __forceinline__ int largest_of_lanes(int mine, const Lanes& lanes) {
     return mine;
 #endif
   }
+  __syncwarp(mask_of(lanes));
   for (int distance = lanes.num_lanes / 2; distance > 0; distance /= 2) {
     const int other = __shfl_xor_sync(mask_of(lanes), mine, distance);
     mine = other > mine ? other : mine;
@@ -167,62 +200,78 @@ __device__ __forceinline__ int largest_of_lanes(int mine, const Lanes& lanes) {
   return mine;
 }
 
+// As integers, floats that are not below 0 have the same order; below them are these, above them
+// what is not finite, and numbers below 0.
+constexpr unsigned int bits_of_infinity = 0x7f800000u;
+
+// Returns the bits by which a block's scale is found: a magnitude's, where codes have a sign.
+__device__ __forceinline__ unsigned int bits_for_scale(int coding, float stored) {
+  unsigned int bits;
+  memcpy(&bits, &stored, sizeof bits);
+  return coding == coding_signed ? bits & 0x7fffffffu : bits;
+}
+
 // Encodes a lane's numbers, made by `to_store` and all finite, and returns the block's scale. Every
 // lane must call it.
 __device__ __forceinline__ float encode_lane(int coding, const SlotTables& tables,
-                                             const float (&values)[lane_codes], const Lanes& lanes,
-                                             unsigned char (&codes)[lane_codes]) {
-  float magnitudes[lane_codes];
-  // As integers, floats that are not below 0 have the same order.
-  int largest = 0;
-#pragma unroll
-  for (int k = 0; k < lane_codes; ++k) {
-    magnitudes[k] = absolute(values[k]);
-    int bits;
-    memcpy(&bits, &magnitudes[k], sizeof bits);
-    largest = bits > largest ? bits : largest;
-  }
-  largest = largest_of_lanes(largest, lanes);
+                                             const float (&values)[lane_codes],
+                                             unsigned int largest, const Lanes& lanes,
+                                             LaneCodes& codes) {
+  const int largest_of_all = largest_of_lanes(static_cast<int>(largest), lanes);
   float scale;
-  memcpy(&scale, &largest, sizeof scale);
+  memcpy(&scale, &largest_of_all, sizeof scale);
   const BlockDivisor divisor(scale > 0 ? scale : 1);
 #pragma unroll
-  for (int k = 0; k < lane_codes; ++k) {
-    const float magnitude = divisor.quotient(magnitudes[k]);
-    const int first = tables.first[place_of(magnitude)];
-    codes[k] = static_cast<unsigned char>(code_of(coding, tables, first, magnitude, values[k] < 0));
+  for (int first = 0; first < lane_codes; first += 4) {
+    int four[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float magnitude = divisor.quotient(absolute(values[first + k]));
+      four[k] = code_of(coding, tables, magnitude, values[first + k] < 0);
+    }
+    // The third byte of each.
+    static_assert(code_shift == 16, "as the bytes below");
+    codes.of[first / 4] = __byte_perm(__byte_perm(four[0], four[1], 0x0062),
+                                      __byte_perm(four[2], four[3], 0x0062), 0x5410);
   }
   return scale;
 }
 
 // A lane's elements of a variable, and of its slots. All are loaded before anything is computed.
-// Every lane of the block must make one: the first lane alone reads and writes scales.
+// Every lane of the block must make one before one of them stores: the first lane writes the scales
+// that all read.
 template <class Program>
 struct CodedState {
   static_assert(sizeof(RealOf<Program>) == sizeof(float), "codes stand for float");
 
   VarOf<Program> var[lane_codes];
   float average[Program::num_averages > 0 ? lane_codes : 1];
-  unsigned char codes[slot_capacity<Program>][lane_codes];  // as they were loaded
+  LaneCodes codes[slot_capacity<Program>];  // as they were loaded
   float scales[slot_capacity<Program>];
   float slots[slot_capacity<Program>][lane_codes];  // once they are updated, as `to_store` has them
+  unsigned int largest[slot_capacity<Program>];     // of these, by `bits_for_scale`
 
   __device__ __forceinline__ CodedState(const CodedTarget<Program>& target, bool is_packed,
                                         const LanePart& part, const Lanes& lanes) {
+#pragma unroll
+    for (int k = Program::num_averages; k < Program::num_slots; ++k)
+      scales[k] = __ldcs(target.scales.of[k] + part.block);
+    if (is_packed) {  // one branch for all arrays
+      load_from(target, true, part);
+    } else {
+      load_from(target, false, part);
+    }
+  }
+
+  __device__ __forceinline__ void load_from(const CodedTarget<Program>& target, bool is_packed,
+                                            const LanePart& part) {
     load_lane<Caching::normal>(target.var + part.begin, part.count, is_packed, var);
     if constexpr (Program::num_averages > 0) {
       load_lane<Caching::evict_first>(target.average + part.begin, part.count, is_packed, average);
     }
 #pragma unroll
-    for (int k = Program::num_averages; k < Program::num_slots; ++k) {
-      load_lane<Caching::evict_first>(target.codes.of[k] + part.begin, part.count, is_packed,
-                                      codes[k]);
-      scales[k] = lanes.lane == 0 ? __ldcs(target.scales.of[k] + part.block) : 0;
-    }
-#pragma unroll
-    for (int k = Program::num_averages; k < Program::num_slots; ++k) {
-      scales[k] = __shfl_sync(mask_of(lanes), scales[k], 0, lanes.num_lanes);
-    }
+    for (int k = Program::num_averages; k < Program::num_slots; ++k)
+      load_codes(target.codes.of[k] + part.begin, part.count, is_packed, codes[k]);
   }
 
   // Writes the decoded slots of an element.
@@ -231,7 +280,9 @@ struct CodedState {
 #pragma unroll
     for (int k = Program::num_averages; k < Program::num_slots; ++k) {
       const int coding = coding_of(Program::codings, k - Program::num_averages);
-      slot[k] = decode(coding, tables[map_of(coding)], codes[k][i], scales[k]);
+      // The byte, with zeros above it.
+      const int code = static_cast<int>(__byte_perm(codes[k].of[i / 4], 0, 0x4440 + i % 4));
+      slot[k] = decode(coding, tables[map_of(coding)], code, scales[k]);
     }
   }
 
@@ -248,16 +299,39 @@ struct CodedState {
       var[i] = VarOf<Program>(value);
       Program::follow(static_cast<float>(var[i]), slot, scalars);
       if constexpr (Program::num_averages > 0) average[i] = slot[0];
-      // The slots of an element begin anew where one has no code.
-      bool has_codes = i < count;
-#pragma unroll
-      for (int k = Program::num_averages; k < Program::num_slots; ++k)
-        has_codes &= is_finite(slot[k]);
 #pragma unroll
       for (int k = Program::num_averages; k < Program::num_slots; ++k) {
         // Here, where the root of a square may be one that the rule has computed.
         const int coding = coding_of(Program::codings, k - Program::num_averages);
-        slots[k][i] = has_codes ? to_store(coding, slot[k]) : 0;
+        slots[k][i] = to_store(coding, slot[k]);
+        const unsigned int bits = bits_for_scale(coding, slots[k][i]);
+        largest[k] = i > 0 && largest[k] > bits ? largest[k] : bits;
+      }
+    }
+    unsigned int largest_of_all = 0;
+#pragma unroll
+    for (int k = Program::num_averages; k < Program::num_slots; ++k) {
+      if (largest[k] > largest_of_all) largest_of_all = largest[k];
+    }
+    if ((count < lane_codes) | (largest_of_all >= bits_of_infinity)) begin_anew(count);
+  }
+
+  // Sets the slots of an element to 0 where one is not finite, or there is no element.
+  __device__ __forceinline__ void begin_anew(int count) {
+#pragma unroll
+    for (int k = Program::num_averages; k < Program::num_slots; ++k) largest[k] = 0;
+#pragma unroll
+    for (int i = 0; i < lane_codes; ++i) {
+      bool has_codes = i < count;
+#pragma unroll
+      for (int k = Program::num_averages; k < Program::num_slots; ++k)
+        has_codes &= is_finite(slots[k][i]);
+#pragma unroll
+      for (int k = Program::num_averages; k < Program::num_slots; ++k) {
+        const int coding = coding_of(Program::codings, k - Program::num_averages);
+        if (!has_codes) slots[k][i] = 0;
+        const unsigned int bits = bits_for_scale(coding, slots[k][i]);
+        if (bits > largest[k]) largest[k] = bits;
       }
     }
   }
@@ -290,10 +364,10 @@ struct CodedState {
 #pragma unroll
     for (int k = Program::num_averages; k < Program::num_slots; ++k) {
       const int coding = coding_of(Program::codings, k - Program::num_averages);
-      unsigned char encoded[lane_codes];
-      const float scale = encode_lane(coding, tables[map_of(coding)], slots[k], lanes, encoded);
-      store_lane<Caching::evict_first>(target.codes.of[k] + part.begin, part.count, is_packed,
-                                       encoded);
+      LaneCodes encoded;
+      const float scale =
+          encode_lane(coding, tables[map_of(coding)], slots[k], largest[k], lanes, encoded);
+      store_codes(target.codes.of[k] + part.begin, part.count, is_packed, encoded);
       if (lanes.lane == 0) __stcs(target.scales.of[k] + part.block, scale);
     }
   }

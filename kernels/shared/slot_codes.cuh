@@ -20,32 +20,36 @@ enum coding { coding_signed = 0, coding_squares = 1, coding_roots = 2 };
 // on.
 GPUOPT_INLINE constexpr int coding_of(int codings, int slot) { return codings >> 2 * slot & 3; }
 
-// Numbers are looked up by exponent and seven digits. Below the first place, all are nearest to 0.
-constexpr int dropped_bits = 16;
-constexpr int first_place = (127 - 23) << 7;
-constexpr int num_places = (127 << 7) - first_place + 1;
+// Magnitudes are looked up by exponent and seven digits. Below the first, all are nearest to 0.
+constexpr int code_shift = 16;
+constexpr int num_places = (23 << 7) + 1;
+constexpr unsigned int first_bits = (127 - 23) << 23;
 constexpr int signed_zero = 127;
 
-// Mirrors `SlotTables` in gpuopt/rules/slot_codes.py.
+// Mirrors `SlotTables` in gpuopt/rules/slot_codes.py: the number of each code, and for each place
+// what is added to a magnitude's bits so that those from `code_shift` on are its code.
 struct SlotTables {
   float values[256];
-  float bounds[256];
-  unsigned char first[(num_places + 3) / 4 * 4];
+  unsigned int steps[num_places];
 };
 
 // For each of the two maps: that of both signs, and the other one.
 GPUOPT_INLINE constexpr int map_of(int coding) { return coding == coding_signed ? 0 : 1; }
 
-GPUOPT_INLINE float decode(int coding, const SlotTables& tables, unsigned char code, float scale) {
+GPUOPT_INLINE float decode(int coding, const SlotTables& tables, int code, float scale) {
   const float value = tables.values[code] * scale;
   return coding == coding_roots ? value * value : value;
 }
 
-// Returns what is stored of a slot's number, before it is divided by the block's scale.
+// Returns what is stored of a slot's number, before it is divided by the block's scale. Of what is
+// not finite, it is not, either.
 GPUOPT_INLINE float to_store(int coding, float value) {
   if (coding == coding_signed) return value;
   const float stored = coding == coding_roots ? square_root(value) : value;
-  return value > 0 ? stored : 0;
+  int bits;
+  memcpy(&bits, &value, sizeof bits);
+  constexpr int bits_of_minus_infinity = -(1 << 23);
+  return bits < bits_of_minus_infinity ? 0 : stored;  // 0 of finite numbers below 0, and of -0
 }
 
 // Divides numbers of a block, which are not above its scale, by the scale. Quotients from 2^-24 on
@@ -76,21 +80,26 @@ struct BlockDivisor {
   }
 };
 
-// Returns the place of a magnitude of at most 1 in `SlotTables::first`.
-GPUOPT_INLINE int place_of(float magnitude) {
-  unsigned int bits;
-  memcpy(&bits, &magnitude, sizeof bits);
-  const int place = static_cast<int>(bits >> dropped_bits) - first_place;
-  return place > 0 ? place : 0;
+GPUOPT_INLINE unsigned int upper_half(unsigned int bits) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(bits, 0, 0x4432);  // one instruction less than the shift for an address
+#else
+  return bits >> 16;
+#endif
 }
 
-// Returns the code of a magnitude, given what `first` has at its place.
-GPUOPT_INLINE int code_of(int coding, const SlotTables& tables, int first, float magnitude,
-                          bool is_below_0) {
-  const int code = first + (magnitude > tables.bounds[first]);
-  if (coding != coding_signed) return code;
-  if (!is_below_0) return signed_zero + code;
-  return code < signed_zero ? signed_zero - code : 0;  // there is no -1
+// Returns the code of a magnitude of at most 1, with the sign of the number, in the eight bits from
+// `code_shift` on; below them are others.
+GPUOPT_INLINE int code_of(int coding, const SlotTables& tables, float magnitude, bool is_below_0) {
+  unsigned int bits;
+  memcpy(&bits, &magnitude, sizeof bits);
+  bits = bits > first_bits ? bits : first_bits;
+  const int place = static_cast<int>(upper_half(bits)) - static_cast<int>(first_bits >> 16);
+  const int code = static_cast<int>(bits + tables.steps[place]);
+  if (coding != coding_signed || !is_below_0) return code;
+  constexpr int one = 1 << code_shift;
+  const int below = 2 * signed_zero * one + (one - 1) - code;
+  return below > 0 ? below : 0;  // there is no -1
 }
 
 // Whether a number is neither infinite nor NaN.

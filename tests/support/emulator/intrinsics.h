@@ -218,6 +218,16 @@ Value atomicCAS(Value* at, std::type_identity_t<Value> expected,
 
 // ---- Bits
 
+// Bytes of `x`, 0 to 3, and `y`, by the lower three bits of each of four digits.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const unsigned long long both = static_cast<unsigned long long>(y) << 32 | x;
+  unsigned result = 0;
+  for (int byte = 0; byte < 4; ++byte) {
+    const int source = selector >> 4 * byte & 7;
+    result |= static_cast<unsigned>(both >> 8 * source & 0xff) << 8 * byte;
+  }
+  return result;
+}
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __popcll(unsigned long long x) { return std::popcount(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
