@@ -81,10 +81,13 @@ __device__ __forceinline__ void visit_coded_chunks(
   }
 }
 
+// How many blocks of `coded_update` a multiprocessor is to hold: for three, compilers would spill.
+constexpr int blocks_of_coded_updates = 2;
+
 // Updates variables; see `dense_update` for the arguments. `words` are those of `SlotTables`, of
 // both maps.
 template <class Program>
-__global__ void __launch_bounds__(dense_threads)
+__global__ void __launch_bounds__(dense_threads, blocks_of_coded_updates)
     coded_update(const CodedVariableOf<Program>* __restrict__ variables, long long num_variables,
                  const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
                  const long long* __restrict__ grads,
