@@ -115,7 +115,7 @@ def compiled() -> None:
 def test_collectives_give_each_lane_what_cuda_gives_it(seed: int) -> None:
     blocks, threads = 3, 64
     values = np.random.default_rng(seed).integers(0, 8, blocks * threads, np.int32)
-    results = np.empty((values.size, 16), np.int32)
+    results = np.empty((values.size, 17), np.int32)
     EmulatorLauncher(seed).launch(COLLECTIVES, blocks, threads, values=values, results=results)
     expected = [what_a_lane_gets(values, i, threads) for i in range(values.size)]
     np.testing.assert_array_equal(results, np.array(expected).astype(np.uint32).view(np.int32))
@@ -149,6 +149,8 @@ def what_a_lane_gets(values: np.ndarray, i: int, threads: int) -> list[int]:
         + 100 * (bits[1][::-1].find("1") + 1)
         + 10000 * (64 - value.bit_length()),
         warp[lane ^ 15],
+        # Bytes 3, 6, 0 and 7 of both numbers, of which the first begins with `value`.
+        int.from_bytes([0x07, value, 0x06, 0x03], "little"),
     ]
 
 

@@ -3,7 +3,7 @@
 
 namespace gpuopt {
 
-constexpr int num_results = 16;
+constexpr int num_results = 17;
 
 // Takes a value for each thread, and returns `num_results` for each.
 __global__ void use_collectives(const int* values, int* results) {
@@ -34,6 +34,7 @@ __global__ void use_collectives(const int* values, int* results) {
   mine[13] = __popc(value) + 100 * __ffs(value) + 10000 * __clz(value);
   mine[14] = __popcll(-value) + 100 * __ffsll(-value) + 10000 * __clzll(value);
   mine[15] = __shfl_xor_sync(half, value, 15);
+  mine[16] = __byte_perm(0x03020100 + value, 0x07060504, 0x3607);
   // Each lane alone with itself, again and again, while others have yet to take its value above.
   for (int k = 0; k < lane; ++k) __syncwarp(1u << lane);
 }
