@@ -15,6 +15,7 @@ from emulator import EmulatorLauncher
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable, backends
 from gpuopt.backends.cuda.backend import CudaBackend
+from gpuopt.optimizers.base import RuleOptimizer
 
 pytestmark = pytest.mark.value
 
@@ -215,6 +216,41 @@ def test_slots_that_would_not_be_finite_begin_anew(gpus: None, bad: float) -> No
         assert slot[1, 4] != 0
     assert np.isnan(variable.numpy()[1, 3])
     assert np.isfinite(np.delete(variable.numpy(), 83)).all()
+
+
+@gpuopt.update_rule(squares=("v",), eight_bit=("m", "v"))
+def unusual(var: Any, grad: Any, m: Any, v: Any, *, rate: Any) -> None:
+    m += np.where(grad == 0, 100, 1)  # of an element that is not there, the largest
+    v += grad
+    var -= rate * m
+
+
+class Unusual(RuleOptimizer):
+    rule = unusual
+
+    def __init__(self, **common: Any) -> None:
+        super().__init__(common, rate=0.5)
+
+
+@on_gpus
+@pytest.mark.parametrize("form", ["root", "bitsandbytes"])
+@pytest.mark.parametrize("shape", [(600,), (9, 300), (9, 5)], ids=str)
+def test_squares_below_0_and_elements_that_are_not_there_leave_the_hosts_codes(
+    gpus: None, form: str, shape: tuple[int, ...]
+) -> None:
+    found = []
+    for device in ("cpu", "gpu:0"):
+        optimizer = Unusual(slot_bits=8, slot_form=form)
+        variable = Variable(np.zeros(shape, np.float32), device=device)
+        for step in range(3):
+            gradient = normal(step, shape) * np.float32(10.0**-step)
+            flat = gradient.reshape(-1)
+            flat[:8] = [-np.inf, np.inf, np.nan, -0.0, 0.0, -1e-30, 3e38, -3e38]
+            optimizer.apply_gradients([(gradient, variable)])
+        slots = [optimizer.get_slot(variable, name) for name in "mv"]
+        found.append([each.numpy() for slot in slots for each in (slot.codes, slot.scales)])
+    for host, gpu in zip(*found, strict=True):
+        np.testing.assert_array_equal(gpu, host)
 
 
 @on_gpus
