@@ -263,9 +263,7 @@ def packed_codings(codings: Sequence[Coding]) -> int:
 def packed_tables() -> Array:
     """Returns uint8 [2, bytes]: the `SlotTables` of signed numbers, and of others."""
     every = [SlotTables.of(coding) for coding in (Coding.SIGNED, Coding.SQUARES)]
-    return np.stack(
-        [np.concatenate([each.view(np.uint8) for each in tables]) for tables in every]
-    )
+    return np.stack([np.concatenate([each.view(np.uint8) for each in tables]) for tables in every])
 
 
 @cache
