@@ -171,6 +171,8 @@ def optimizer_to_bitsandbytes(optimizer: Optimizer, variables: Sequence[Any]) ->
         )
     if form.optimizer is MomentumOptimizer and optimizer.rule.name != "momentum":  # type: ignore[attr-defined]
         raise ValueError("bitsandbytes' SGD8bit has no Nesterov momentum")
+    if optimizer.rule.sums:  # type: ignore[attr-defined]
+        raise ValueError("bitsandbytes' optimizers are not cautious, as this optimizer is")
     named = named_variables(variables)
     if not named:
         raise ValueError("variables is empty, so there is no run to continue")

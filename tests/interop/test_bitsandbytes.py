@@ -267,3 +267,10 @@ def test_a_state_that_cannot_be_is_refused_before_anything_is_written(what: str)
 def test_optimizers_without_counterpart_are_refused(optimizer: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match="has no counterpart in bitsandbytes"):
         gpuopt.optimizer_to_bitsandbytes(optimizer(), [Variable(np.ones(5, np.float32))])
+
+
+@pytest.mark.torch
+def test_a_cautious_optimizer_is_refused() -> None:
+    optimizer = gpuopt.TorchAdamWOptimizer(slot_bits=8, slot_form="bitsandbytes", cautious=True)
+    with pytest.raises(ValueError, match="are not cautious, as this optimizer is"):
+        gpuopt.optimizer_to_bitsandbytes(optimizer, [Variable(np.ones(5, np.float32))])
