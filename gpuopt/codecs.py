@@ -20,9 +20,8 @@ from gpuopt.rules.slot_codes import (
     CodedValues,
     Coding,
     blocks_of,
-    decoded,
+    decode,
     encode,
-    encoded,
     scales_shape,
 )
 from gpuopt.rules.split import joined, split
@@ -60,12 +59,15 @@ class Codec(ABC):
         is_decoded: Whether `decode` computes the numbers. Else the first array holds them, and
             rules read and write them there.
         has_blocks: Whether the second array has one scale for each block of the first.
+        definitions: C++ that a translation unit needs before it names the codec, piece by piece;
+            none if gpuopt's headers have it.
     """
 
     real: np.dtype[Any] = _FLOAT
     num_arrays: int = 1
     is_decoded: bool = False
     has_blocks: bool = False
+    definitions: tuple[str, ...] = ()
 
     @property
     @abstractmethod
@@ -191,40 +193,113 @@ class Split(Codec):
             array[...] = half.reshape(array.shape)
 
 
+class Coded(Codec):
+    """Codes in 8 bits, and the scale of each block of them; see `CodedValues`."""
+
+    num_arrays = 2
+    is_decoded = has_blocks = True
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What codes stand for, as saved states name it."""
+
+    @property
+    @abstractmethod
+    def map(self) -> str:
+        """The map from codes to numbers, as saved states name it."""
+
+    @property
+    @abstractmethod
+    def cpp_code(self) -> str:
+        """The struct of C++ that has what codes stand for: as `ByteCode` in slot_codes.cuh."""
+
+    @property
+    def cpp(self) -> str | None:
+        return f"gpuopt::Coded<{self.cpp_code}>"
+
+    @property
+    def meaning(self) -> str:
+        """What codes stand for, as people read it."""
+        return "each number"
+
+    @property
+    def zero(self) -> int:
+        """The code of 0."""
+        return 0
+
+    @abstractmethod
+    def encode_blocks(self, values: Array) -> tuple[Array, Array]:
+        """Returns the codes [num_blocks, length] and scales [num_blocks] of blocks.
+
+        Args:
+            values: float32 [num_blocks, length], all finite.
+        """
+
+    @abstractmethod
+    def decode_blocks(self, codes: Array, scales: Array) -> Array:
+        """Returns the numbers of blocks, float32 [num_blocks, length]; see `encode_blocks`."""
+
+    def decode(self, arrays: Sequence[Array], out: Array) -> None:
+        codes, scales = arrays
+        values = out.reshape(codes.shape)
+        for (numbers, block), [theirs] in blocks_of([values, codes], [scales]):
+            numbers[...] = self.decode_blocks(block, theirs)
+
+    def encode(self, values: Array, arrays: Sequence[Array]) -> None:
+        codes, scales = arrays
+        numbers = values.reshape(codes.shape)
+        for (block, new_codes), [new_scales] in blocks_of([numbers, codes], [scales]):
+            new_codes[...], new_scales[...] = self.encode_blocks(block)
+
+    def forms(
+        self, shape: tuple[int, ...], start: float = 0.0, *, by_rows: bool = False
+    ) -> list[Form]:
+        of_scales = scales_shape(shape, by_rows=by_rows)
+        return [Form(shape, np.dtype(np.uint8), self.zero), Form(of_scales, _FLOAT, 0.0)]
+
+    def new_arrays(self, values: Array, *, by_rows: bool = False) -> CodedValues:
+        """Returns the nearest codes and their scales; numbers that are not finite become 0."""
+        stored = np.array(values, np.float32)
+        stored[~np.isfinite(stored)] = 0
+        forms = self.forms(values.shape, by_rows=by_rows)
+        arrays = CodedValues(*[np.empty(form.shape, form.dtype) for form in forms])
+        self.encode(stored, arrays)
+        return arrays
+
+
 @dataclass(frozen=True)
-class Byte(Codec):
-    """Codes in 8 bits, and the scale of each block of them; see `CodedValues`.
+class Byte(Coded):
+    """Codes of bitsandbytes' dynamic map.
 
     Attributes:
         coding: What the codes stand for.
     """
 
     coding: Coding
-    num_arrays = 2
-    is_decoded = has_blocks = True
+    map = "dynamic"
 
     @property
-    def cpp(self) -> str | None:
-        return f"gpuopt::Byte<{int(self.coding)}>"
+    def name(self) -> str:
+        return self.coding.name.lower()
 
-    def decode(self, arrays: Sequence[Array], out: Array) -> None:
-        out[:] = decoded(CodedValues(*arrays), self.coding).reshape(-1)
+    @property
+    def zero(self) -> int:
+        return self.coding.zero
 
-    def encode(self, values: Array, arrays: Sequence[Array]) -> None:
-        codes, scales = arrays
-        numbers = values.reshape(codes.shape)
-        for (block, new_codes), [new_scales] in blocks_of([numbers, codes], [scales]):
-            new_codes[...], new_scales[...] = encode(block, self.coding)
+    @property
+    def meaning(self) -> str:
+        return "the root of each number" if self.coding is Coding.ROOTS else "each number"
 
-    def forms(
-        self, shape: tuple[int, ...], start: float = 0.0, *, by_rows: bool = False
-    ) -> list[Form]:
-        of_scales = scales_shape(shape, by_rows=by_rows)
-        codes = Form(shape, np.dtype(np.uint8), self.coding.zero)
-        return [codes, Form(of_scales, _FLOAT, 0.0)]
+    @property
+    def cpp_code(self) -> str:
+        return f"gpuopt::ByteCode<{int(self.coding)}>"
 
-    def new_arrays(self, values: Array, *, by_rows: bool = False) -> Sequence[Array]:
-        return encoded(values, self.coding, by_rows=by_rows)
+    def encode_blocks(self, values: Array) -> tuple[Array, Array]:
+        return encode(values, self.coding)
+
+    def decode_blocks(self, codes: Array, scales: Array) -> Array:
+        return decode(codes, scales, self.coding)
 
 
 def codec_of(dtype: np.dtype[Any], real: np.dtype[Any]) -> Plain | Cast:

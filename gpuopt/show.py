@@ -18,7 +18,7 @@ from gpuopt.near_names import find_near
 from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.rounded import BFLOAT16, rounded
-from gpuopt.rules.slot_codes import BLOCK, Coding
+from gpuopt.rules.slot_codes import BLOCK
 from gpuopt.rules.stage import Place
 from gpuopt.rules.staged import StagedRule
 from gpuopt.rules.update_rule import UpdateRule
@@ -223,13 +223,12 @@ def _arrays(
     if optimizer.averages is not None:
         [average] = optimizer.averages.of([variable])
         rows.append(("average", average.dtype, how(average.dtype)))
-    codings = {} if optimizer.slot_codes is None else optimizer.slot_codes.stored
+    coded = {} if optimizer.slot_codes is None else optimizer.slot_codes.stored
     for name, slot in zip(optimizer._stored_slots(), target.slots, strict=True):
         what = how(slot.dtype)
-        if name in codings:
-            coding = codings[name]
-            root = "the root of " if coding is Coding.ROOTS else ""
-            what = f"a scale for {BLOCK} codes" if coding is None else f"codes of {root}each number"
+        if name in coded:
+            codec = coded[name]
+            what = f"a scale for {BLOCK} codes" if codec is None else f"codes of {codec.meaning}"
         if name in optimizer.rule.row_slots:
             what += ", one number a row"
         rows.append((name, slot.dtype, what))

@@ -13,9 +13,9 @@ from gpuopt.backends.clips import Clips
 from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
+from gpuopt.codecs import Coded
 from gpuopt.device import Device
 from gpuopt.locks import Lock
-from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = Any
@@ -348,7 +348,7 @@ class Backend(Protocol):
         updated: Sequence[Updated] = (),
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
-        codings: Sequence[Coding] = (),
+        codings: Sequence[Coded] = (),
         beside: Sequence[Array] = (),
     ) -> DensePlan:
         """Prepares updates of variables of one dtype that share no memory.

@@ -110,7 +110,7 @@ def _owner(
 ) -> _Owner:
     described = optimizer.state.describe()
     codes = described.slot_codecs.codes
-    slot_names = described.slot_names if codes is None else list(codes.slots)
+    slot_names = described.slot_names if codes is None else list(codes.codecs)
     if slot_names is None:
         raise ValueError(
             f"{described.optimizer} does not say which slots it has, so they cannot be found by "

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from gpuopt.codecs import Byte
 from gpuopt.interop.exported import names_with_slots, read_numbers
 from gpuopt.interop.to_torch import runs_of_groups
 from gpuopt.interop.torch_checks import (
@@ -20,7 +21,7 @@ from gpuopt.interop.torch_checks import (
 from gpuopt.interop.torch_groups import Array, Part, groups_of, step_of, to_number
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import LionOptimizer, MomentumOptimizer, TorchAdamWOptimizer
-from gpuopt.rules.slot_codes import CodedValues, Coding, encoded, scales_name, scales_shape
+from gpuopt.rules.slot_codes import CodedValues, Coding, scales_name, scales_shape
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.variable import Variable
 
@@ -171,8 +172,6 @@ def optimizer_to_bitsandbytes(optimizer: Optimizer, variables: Sequence[Any]) ->
         )
     if form.optimizer is MomentumOptimizer and optimizer.rule.name != "momentum":  # type: ignore[attr-defined]
         raise ValueError("bitsandbytes' SGD8bit has no Nesterov momentum")
-    if optimizer.rule.sums:  # type: ignore[attr-defined]
-        raise ValueError("bitsandbytes' optimizers are not cautious, as this optimizer is")
     named = named_variables(variables)
     if not named:
         raise ValueError("variables is empty, so there is no run to continue")
@@ -239,7 +238,7 @@ def _coded(state: Mapping[str, Any], number: int, variable: Variable) -> CodedVa
     if values.dtype == np.float32 and values.shape == variable.shape:
         if not np.isfinite(values).all() or (coding is Coding.SQUARES and (values < 0).any()):
             raise ValueError(f"{what} has elements that are not finite, or squares below 0")
-        return encoded(values, coding)
+        return Byte(coding).new_arrays(values)
     scales, qmap = (_to_array(state.get(name)) for name in names[1:])
     shape = scales_shape(variable.shape, by_rows=False)
     found = (values.shape, values.dtype.name), (scales.shape, scales.dtype.name)

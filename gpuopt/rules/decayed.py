@@ -16,9 +16,9 @@ def decay(var: Any, *, weight_decay: Any) -> None:
     var -= weight_decay * var
 
 
-def decay_rows(var: Any, given_grad: Any, *, weight_decay: Any) -> None:
-    """Makes the variable smaller where the gradient is not -0, which clipping may make of it."""
-    is_named = (given_grad != 0) | ~np.signbit(given_grad)
+def decay_rows(var: Any, grad: Any, *, weight_decay: Any) -> None:
+    """Makes the variable smaller where the gradient is not -0."""
+    is_named = (grad != 0) | ~np.signbit(grad)
     var[...] = np.where(is_named, var - weight_decay * var, var)
 
 

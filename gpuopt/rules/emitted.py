@@ -156,9 +156,7 @@ def emit_staged(
         var = "Real" if terms else "Real var"
         head = f"void terms({var}, Real grad, Real* slot, {scalars}, Real* terms)"
         lines += _lines(head, body, template)
-    takes_given = any("given_grad" in stage.arrays for stage in given["variable"])
-    body = ["const Real given_grad = grad;"] if takes_given else []
-    body += [*calls(given["gradient"]), *calls(given["variable"]), *step, *calls(given["step"])]
+    body = [*calls(given["gradient"]), *calls(given["variable"]), *step, *calls(given["step"])]
     lines += _lines(f"void apply(Real& var, Real grad, Real* slot, {scalars})", body, template)
     if stored:
         lines += _lines(f"void follow(Real var, Real* slot, {scalars})", calls(stored), template)

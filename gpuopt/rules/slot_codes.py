@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuopt.choices import is_one_of
-from gpuopt.rules.update_rule import UpdateRule
-
 Array = np.ndarray[Any, Any]
-
-# How the second moment is stored.
-SlotForm = Literal["root", "bitsandbytes"]
 
 # How many codes share a scale.
 BLOCK = 256
-# As states name the map and what belongs to a slot: the codes have the slot's own name.
-MAP = "dynamic"
+# As states name what belongs to a slot: the codes have the slot's own name.
 SCALES = "_absmax"
 
 # Of float32's bits, those that the place of a number in a map is looked up by: exponent and seven
@@ -82,43 +75,6 @@ class CodedValues(NamedTuple):
     scales: Array
 
 
-class SlotCodes(NamedTuple):
-    """How an optimizer's slots are stored in 8 bits.
-
-    Attributes:
-        form: How squares are.
-        slots: The rule's slots.
-        codings: Theirs.
-    """
-
-    form: SlotForm
-    slots: tuple[str, ...]
-    codings: tuple[Coding, ...]
-
-    @property
-    def stored(self) -> dict[str, Coding | None]:
-        """The names that state has, in order; None as the coding of those of scales."""
-        codes: dict[str, Coding | None] = dict(zip(self.slots, self.codings, strict=True))
-        return {**codes, **dict.fromkeys(map(scales_name, self.slots))}
-
-
-def slot_codes(rule: UpdateRule, form: SlotForm) -> SlotCodes:
-    """Returns how the slots of a rule are stored in 8 bits.
-
-    Raises:
-        ValueError: the form is unknown, or the rule does not say that all its slots may be.
-    """
-    if not is_one_of(form, get_args(SlotForm)):
-        raise ValueError(f"slot_form must be one of {list(get_args(SlotForm))}, got {form!r}")
-    others = [name for name in rule.slots if name not in rule.eight_bit]
-    if others or not rule.slots:
-        has = f"has the slots {others}, which are not stored in 8 bits" if others else "has none"
-        raise ValueError(f"slot_bits=8 is for slots, and the rule {rule.name} {has}")
-    of_squares = Coding.ROOTS if form == "root" else Coding.SQUARES
-    codings = [of_squares if name in rule.squares else Coding.SIGNED for name in rule.slots]
-    return SlotCodes(form, rule.slots, tuple(codings))
-
-
 def scales_name(slot_name: str) -> str:
     """Returns the name that state has for the scales of a slot."""
     return f"{slot_name}{SCALES}"
@@ -131,33 +87,6 @@ def scales_shape(shape: Sequence[int], *, by_rows: bool) -> tuple[int, ...]:
         return (-(-size // BLOCK),)
     width = int(np.prod(shape[1:], dtype=np.int64))
     return shape[0], -(-width // BLOCK)
-
-
-def encoded(values: Array, coding: Coding, *, by_rows: bool = False) -> CodedValues:
-    """Stores numbers in 8 bits: the nearest codes.
-
-    Numbers that are not finite become 0.
-
-    Args:
-        values: Of any shape and type.
-        coding: What codes stand for. Numbers below 0 become 0 unless it is SIGNED.
-        by_rows: Whether blocks end at entries along the first axis.
-    """
-    codes = np.empty(values.shape, np.uint8)
-    scales = np.empty(scales_shape(values.shape, by_rows=by_rows), np.float32)
-    stored = np.array(values, np.float32)
-    stored[~np.isfinite(stored)] = 0
-    for (numbers, of_numbers), [theirs] in blocks_of([stored, codes], [scales]):
-        of_numbers[...], theirs[...] = encode(numbers, coding)
-    return CodedValues(codes, scales)
-
-
-def decoded(coded: CodedValues, coding: Coding) -> Array:
-    """Returns the numbers that are stored, float32."""
-    values = np.empty(coded.codes.shape, np.float32)
-    for (numbers, codes), [scales] in blocks_of([values, coded.codes], [coded.scales]):
-        numbers[...] = decode(codes, scales, coding)
-    return values
 
 
 class Blocks(NamedTuple):
@@ -252,11 +181,6 @@ class SlotTables(NamedTuple):
         highest = np.minimum(bounds, lowest | np.uint32(0xFFFF))
         steps = (codes + np.uint32(coding.zero) << _DROPPED_BITS) + np.uint32(0xFFFF) - highest
         return SlotTables(coding.values, steps)
-
-
-def packed_codings(codings: Sequence[Coding]) -> int:
-    """Returns codings as kernels are compiled for them: two bits for each slot."""
-    return sum(coding << 2 * number for number, coding in enumerate(codings))
 
 
 @cache

@@ -43,8 +43,7 @@ class Stage:
         name: What a rule with it is called: `decayed` for `decayed_adam`.
         place: When it is run.
         function: Its parameters are the arrays that it takes, by their names: `var`, `grad`,
-            `step`, or one of `slots`; before the rule also `given_grad`, the gradient before all
-            stages. Behind a `*`, scalars. It writes in place.
+            `step`, or one of `slots`; and behind a `*`, scalars. It writes in place.
         slots: The slots that it has.
         sums: Those of its scalars that are sums over the variable.
         terms: Takes the gradient and the step, and returns an array for each of `sums`, whose

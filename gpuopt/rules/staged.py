@@ -127,8 +127,8 @@ def _functions(
     after = [stage for stage in stages if stage.place is Place.STORED]
 
     def apply(var: Any, grad: Any, *slots: Any, **scalars: Any) -> None:
-        arrays = {"var": var, "given_grad": grad, **dict(zip(names, slots, strict=True))}
-        arrays["grad"] = grad = _gradient(stages, grad, scalars)
+        grad = _gradient(stages, grad, scalars)
+        arrays = {"var": var, "grad": grad, **dict(zip(names, slots, strict=True))}
         for stage in before:
             stage.run(arrays, scalars)
         target = np.zeros_like(var) if in_place else var

@@ -82,8 +82,8 @@ class UpdateRule:
 
     @computed_once
     def is_clipped(self) -> bool:
-        """Whether it computes with a clipped gradient; see `clipped` and `scaled`."""
-        return any("clip_factor" in stage.scalars for stage in self.stages)
+        """Whether it computes with a gradient that a stage has written."""
+        return self._has(Place.GRADIENT)
 
     @computed_once
     def is_scaled(self) -> bool:

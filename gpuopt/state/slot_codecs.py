@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from gpuopt.backends.backend import compute_type
-from gpuopt.codecs import Byte, Codec, Form, codec_of
+from gpuopt.choices import is_one_of
+from gpuopt.codecs import Byte, Codec, Coded, Form, codec_of
 from gpuopt.quietly import quietly
-from gpuopt.rules.slot_codes import BLOCK, MAP, Coding, SlotCodes, scales_name
+from gpuopt.rules.slot_codes import BLOCK, Coding, scales_name
+from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 SlotDtype = Literal["bfloat16", "float32"]
+SlotForm = Literal["root", "bitsandbytes"]
 Masters = Literal["float32", "remainder"]
 
 # The name of the slot of master copies.
@@ -28,9 +31,65 @@ MASTER: Final = "master"
 
 _DOUBLE = np.dtype(np.float64)
 _SINGLES = FLOAT_DTYPES - {_DOUBLE}
+
+
+class CodedForm(NamedTuple):
+    """The codecs of slots in 8 bits.
+
+    Attributes:
+        numbers: Of slots whose numbers may be below 0.
+        squares: Of sums of squares.
+    """
+
+    numbers: Coded
+    squares: Coded
+
+
+# By the name that the option has for it.
+CODED_FORMS: dict[SlotForm, CodedForm] = {
+    "root": CodedForm(Byte(Coding.SIGNED), Byte(Coding.ROOTS)),
+    "bitsandbytes": CodedForm(Byte(Coding.SIGNED), Byte(Coding.SQUARES)),
+}
+_CODED = {codec.name: codec for form in CODED_FORMS.values() for codec in form}
+_MAPS = sorted({codec.map for codec in _CODED.values()})
 # Of what a state says about itself.
 _BITS, _BLOCK, _MAP, _CODINGS = "slot_bits", "slot_block", "slot_map", "slot_codings"
 _FORM, _MASTERS, _DTYPE = "slot_form", "masters", "slot_dtype"
+
+
+class SlotCodes(NamedTuple):
+    """How an optimizer's slots are stored in 8 bits.
+
+    Attributes:
+        form: The option.
+        codecs: The codec of each slot.
+    """
+
+    form: SlotForm
+    codecs: dict[str, Coded]
+
+    @property
+    def stored(self) -> dict[str, Coded | None]:
+        """The names that state has, in order; None as the codec of those of scales."""
+        return {**self.codecs, **dict.fromkeys(map(scales_name, self.codecs))}
+
+
+def slot_codes(rule: UpdateRule, form: SlotForm) -> SlotCodes:
+    """Returns how the slots of a rule are stored in 8 bits.
+
+    Raises:
+        ValueError: the form is unknown, or the rule does not say that all its slots may be.
+    """
+    if not is_one_of(form, CODED_FORMS):
+        raise ValueError(f"slot_form must be one of {list(CODED_FORMS)}, got {form!r}")
+    others = [name for name in rule.slots if name not in rule.eight_bit]
+    if others or not rule.slots:
+        has = f"has the slots {others}, which are not stored in 8 bits" if others else "has none"
+        raise ValueError(f"slot_bits=8 is for slots, and the rule {rule.name} {has}")
+    numbers, squares = CODED_FORMS[form]
+    return SlotCodes(
+        form, {name: squares if name in rule.squares else numbers for name in rule.slots}
+    )
 
 
 class SlotCodecs(NamedTuple):
@@ -48,10 +107,9 @@ class SlotCodecs(NamedTuple):
     dtype: np.dtype[Any] | None = None
 
     @property
-    def codings(self) -> dict[str, Coding]:
-        """What the codes of each slot stand for, if there are any."""
-        codes = self.codes
-        return {} if codes is None else dict(zip(codes.slots, codes.codings, strict=True))
+    def coded(self) -> dict[str, Coded]:
+        """The codec of each slot in 8 bits."""
+        return {} if self.codes is None else self.codes.codecs
 
     def of(self, slot_name: str, dtype: np.dtype[Any]) -> Codec:
         """Returns the codec of a slot.
@@ -61,7 +119,7 @@ class SlotCodecs(NamedTuple):
             dtype: The variable's.
         """
         if self.codes is not None:
-            return Byte(self.codings[slot_name])
+            return self.codes.codecs[slot_name]
         own = None if slot_name == MASTER else self.dtype
         real = np.dtype(compute_type(dtype))
         return codec_of(kept_dtype(dtype, self.masters) if own is None else own, real)
@@ -91,8 +149,8 @@ class SlotCodecs(NamedTuple):
         if self.codes is None:
             return self.of(name, dtype).forms(shape, start)[0]
         forms: dict[str, Form] = {}
-        for slot_name in self.codes.slots:
-            arrays = self.of(slot_name, dtype).forms(shape, by_rows=by_rows and len(shape) > 0)
+        for slot_name, codec in self.codes.codecs.items():
+            arrays = codec.forms(shape, by_rows=by_rows and len(shape) > 0)
             forms.update(zip((slot_name, scales_name(slot_name)), arrays, strict=True))
         return forms[name]
 
@@ -115,8 +173,10 @@ class SlotCodecs(NamedTuple):
         """Returns what a saved state says about its slots."""
         said: dict[str, Any] = {}
         if self.codes is not None:
-            codings = {name: each.name.lower() for name, each in self.codings.items()}
-            said = {_BITS: 8, _BLOCK: BLOCK, _MAP: MAP, _FORM: self.codes.form, _CODINGS: codings}
+            form = self.codes.form
+            codings = {name: each.name for name, each in self.coded.items()}
+            said = {_BITS: 8, _BLOCK: BLOCK, _MAP: CODED_FORMS[form].numbers.map}
+            said |= {_FORM: form, _CODINGS: codings}
         if self.masters is not None:
             said[_MASTERS] = self.masters
         if self.dtype is not None:
@@ -161,7 +221,7 @@ def stored_as_here(
     copies = slots.get(MASTER, {}) if said.get(_MASTERS) else {}
     decoded = _decode(slots, said, here)
     own = slots if optimizer.slot_names is None else optimizer.slot_names
-    others = {MASTER, *(scales_name(name) for name in here.codings)}
+    others = {MASTER, *(scales_name(name) for name in here.coded)}
     for slot_name in [name for name in slots if name in own and name not in others]:
         for name, value in slots[slot_name].items():
             array = np.asarray(value)
@@ -174,7 +234,7 @@ def stored_as_here(
             else:
                 is_apart_here |= dtype != _DOUBLE
             names = [slot_name]
-            if isinstance(codec, Byte):
+            if codec.has_blocks:
                 is_encoded = array.dtype.kind in "fV"
                 names.append(scales_name(slot_name))
             else:
@@ -201,13 +261,14 @@ def _decode(
     if theirs is None:
         return []
     found = [said.get(name) for name in (_BITS, _BLOCK, _MAP)]
-    if found != [8, BLOCK, MAP] or not isinstance(theirs, Mapping):
+    is_known = found[:2] == [8, BLOCK] and is_one_of(found[2], _MAPS)
+    if not is_known or not isinstance(theirs, Mapping):
         raise ValueError(
             f"the saved slots are of {found[0]!r} bits, in blocks of {found[1]!r} by the map "
             f"{found[2]!r}; this version of gpuopt reads those of 8 bits, in blocks of {BLOCK} "
-            f"by the map {MAP!r}"
+            f"by the map {' or '.join(map(repr, _MAPS))}"
         )
-    ours = {name: each.name.lower() for name, each in here.codings.items()}
+    ours = {name: each.name for name, each in here.coded.items()}
     others = [name for name in theirs if ours.get(name) != theirs[name]]
     for name in others:
         scales = slots.pop(scales_name(name), {})
@@ -223,12 +284,11 @@ def decoded_array(codes: Any, scales: Any, coding: str, what: str) -> Array:
     Raises:
         ValueError: what is saved is no such slot.
     """
-    known = {each.name.lower(): each for each in Coding}
     arrays = np.asarray(codes), np.asarray(scales)
     shape, by_rows = arrays[0].shape, arrays[0].ndim > 0 and arrays[1].ndim == 2
-    if coding not in known:
-        raise ValueError(f"{what} has the coding {coding!r}; known are {sorted(known)}")
-    codec = Byte(known[coding])
+    if coding not in _CODED:
+        raise ValueError(f"{what} has the coding {coding!r}; known are {sorted(_CODED)}")
+    codec = _CODED[coding]
     expected = [(form.shape, form.dtype) for form in codec.forms(shape, by_rows=by_rows)]
     if [(each.shape, each.dtype) for each in arrays] != expected:
         raise ValueError(

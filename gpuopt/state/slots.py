@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.codecs import Byte, Codec
+from gpuopt.codecs import Codec
 from gpuopt.device import Device
 from gpuopt.rules.slot_codes import scales_name
 from gpuopt.state.slot_codecs import SlotCodecs, decoded_array
@@ -130,14 +130,14 @@ def create_slots(
 
 
 def _end_waiting_blocks_at_rows(state: State, name: str, codecs: SlotCodecs) -> None:
-    for slot_name, coding in codecs.codings.items():
+    for slot_name, codec in codecs.coded.items():
         keys = (slot_name, name), (scales_name(slot_name), name)
         codes, scales = (state.waiting_slots.get(key) for key in keys)
         if scales is not None and scales.ndim == 1:
             what = f'slot "{slot_name}" of "{name}"'
-            numbers = decoded_array(codes, scales, coding.name.lower(), what)
+            numbers = decoded_array(codes, scales, codec.name, what)
             state.waiting_slots.update(
-                zip(keys, Byte(coding).new_arrays(numbers, by_rows=True), strict=True)
+                zip(keys, codec.new_arrays(numbers, by_rows=True), strict=True)
             )
 
 
@@ -145,11 +145,11 @@ def end_blocks_at_rows(state: State, variable: Variable, codecs: SlotCodecs) -> 
     """Encodes a variable's slots anew where their blocks have parts of several rows."""
     with writing(), state.lock:
         new: list[tuple[str, Array]] = []
-        for name, coding in codecs.codings.items():
+        for name, codec in codecs.coded.items():
             slot = coded_slot(state, variable, name, codecs)
             if slot is None or slot.scales.ndim == 2:
                 continue
-            arrays = Byte(coding).new_arrays(slot.numpy(), by_rows=True)
+            arrays = codec.new_arrays(slot.numpy(), by_rows=True)
             new += zip((name, scales_name(name)), arrays, strict=True)
         replace_arrays(state, variable, new, codecs)
 

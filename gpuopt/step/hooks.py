@@ -10,8 +10,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars
 from gpuopt.quietly import quietly
-from gpuopt.rules.slot_codes import SlotCodes
-from gpuopt.state.slot_codecs import Masters, SlotCodecs
+from gpuopt.state.slot_codecs import Masters, SlotCodecs, SlotCodes
 from gpuopt.state.state import Range, SlotTable, State
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.rounding import StochasticRounding

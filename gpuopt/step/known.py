@@ -13,8 +13,8 @@ import numpy as np
 
 from gpuopt.backends import Backend, Target, backend_for
 from gpuopt.backends.backend import compute_type
+from gpuopt.codecs import Coded
 from gpuopt.device import Device
-from gpuopt.rules.slot_codes import Coding
 from gpuopt.variables.identity import Identity, find_identity
 from gpuopt.variables.variable import Variable, known_identity
 
@@ -94,7 +94,7 @@ class Group:
         state_version: int,
         target_of: Callable[[Variable], tuple[Target, list[Identity], Any]],
         scalar_group_of: Callable[[Variable], int],
-        codings: Sequence[Coding] = (),
+        codings: Sequence[Coded] = (),
         choice: bytes = b"",
     ) -> None:
         """Has each device's backend plan the updates.

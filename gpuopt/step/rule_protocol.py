@@ -10,9 +10,8 @@ import numpy as np
 from gpuopt.backends import Target
 from gpuopt.backends.backend import Scalars
 from gpuopt.rules.catch_up import CatchUpOption
-from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.slot_codecs import Masters, SlotCodecs
+from gpuopt.state.slot_codecs import Masters, SlotCodecs, SlotCodes
 from gpuopt.step.averages import FollowingAverages
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.known import KnownGroups

@@ -16,8 +16,8 @@ from gpuopt.backends.loss_scaling import Decided, Decision
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
-from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.state.masters import check_variables, master_or_own
+from gpuopt.state.slot_codecs import SlotCodes
 from gpuopt.state.slots import create_slots, end_blocks_at_rows
 from gpuopt.state.state import Created
 from gpuopt.step.averages import StepAverages
@@ -203,7 +203,7 @@ class RuleUpdates:
                     self._version_with_averages() if part.is_averaged else state.version.number,
                     target_of,
                     self._optimizer._group_of_scalars,
-                    () if codes is None else codes.codings,
+                    () if codes is None else tuple(codes.codecs.values()),
                     part.choice,
                 )
                 known.add(group)

@@ -190,9 +190,9 @@ struct Split {
 inline const SlotTables* slot_tables = nullptr;
 
 // Codes in 8 bits, and a scale for each block of them: a view is a block. Numbers that are written
-// are finite.
-template <int coding>
-struct Byte {
+// are finite. See `ByteCode` for what is coded how.
+template <class Code>
+struct Coded {
   static constexpr int num_arrays = 2;
   static constexpr bool is_in_place = false;
   static constexpr bool has_blocks = true;
@@ -207,21 +207,19 @@ struct Byte {
       codes = static_cast<unsigned char*>(arrays[0]) + at.element;
       scale = static_cast<float*>(arrays[1]) + at.block;
       size = length;
-      const SlotTables& tables = slot_tables[map_of(coding)];
       const float unit = *scale;
       GPUOPT_INDEPENDENT
-      for (long long i = 0; i < size; ++i) numbers[i] = decode(coding, tables, codes[i], unit);
+      for (long long i = 0; i < size; ++i) numbers[i] = Code::decode(slot_tables, codes[i], unit);
     }
     float read(long long i) const { return numbers[i]; }
     void write(long long i, float value) { numbers[i] = value; }
     __attribute__((always_inline)) void close() {
-      const SlotTables& tables = slot_tables[map_of(coding)];
       float magnitudes[block_codes];
       // As integers, floats that are not below 0 have the same order, and a vector has their
       // largest.
       int largest = 0;
       for (long long i = 0; i < size; ++i) {
-        magnitudes[i] = absolute(to_store(coding, numbers[i]));
+        magnitudes[i] = absolute(Code::to_store(numbers[i]));
         const int bits = static_cast<int>(bits_of(magnitudes[i]));
         largest = bits > largest ? bits : largest;
       }
@@ -230,7 +228,7 @@ struct Byte {
       GPUOPT_INDEPENDENT
       for (long long i = 0; i < size; ++i)
         codes[i] = static_cast<unsigned char>(
-            code_of(coding, tables, magnitudes[i] / divisor, numbers[i] < 0) >> code_shift);
+            Code::encode(slot_tables, magnitudes[i] / divisor, numbers[i] < 0) >> code_shift);
     }
   };
 };

@@ -1,6 +1,6 @@
 // Updates of blocks of elements whose slots are in 8 bits, by lanes that share a block: each has
 // neighbours in registers, and together they find the block's scale. Codes and scales are those of
-// `Byte` in kernels/cpu/codecs.hpp.
+// `Coded` in kernels/cpu/codecs.hpp.
 #pragma once
 #include "lanes.cuh"
 #include "slot_codes.cuh"
@@ -21,11 +21,11 @@ __device__ __forceinline__ int lanes_of_block(long long width) {
   return width < block_codes ? lanes_per_row((width + lane_codes - 1) / lane_codes) : warp_size;
 }
 
-// Reads the maps to shared memory: that of both signs, and if a slot is of squares the other one.
+// Reads the maps that codes need to shared memory: that of both signs, and the other one.
 // Every thread of the block must call it.
 template <class Program>
 __device__ __forceinline__ const SlotTables* shared_tables(const unsigned int* __restrict__ words) {
-  constexpr int num_maps = Program::codings == 0 ? 1 : 2;
+  constexpr int num_maps = Program::Codes::num_maps;
   __shared__ SlotTables tables[num_maps];
   unsigned int* to = reinterpret_cast<unsigned int*>(tables);
   for (int i = threadIdx.x; i < static_cast<int>(sizeof tables / sizeof *to); i += blockDim.x) {
@@ -205,15 +205,16 @@ __device__ __forceinline__ int largest_of_lanes(int mine, const Lanes& lanes) {
 constexpr unsigned int bits_of_infinity = 0x7f800000u;
 
 // Returns the bits by which a block's scale is found: a magnitude's, where codes have a sign.
-__device__ __forceinline__ unsigned int bits_for_scale(int coding, float stored) {
+__device__ __forceinline__ unsigned int bits_for_scale(bool has_sign, float stored) {
   unsigned int bits;
   memcpy(&bits, &stored, sizeof bits);
-  return coding == coding_signed ? bits & 0x7fffffffu : bits;
+  return has_sign ? bits & 0x7fffffffu : bits;
 }
 
-// Encodes a lane's numbers, made by `to_store` and all finite, and returns the block's scale. Every
-// lane must call it.
-__device__ __forceinline__ float encode_lane(int coding, const SlotTables& tables,
+// Encodes a lane's numbers of a slot, made by `to_store` and all finite, and returns the block's
+// scale. Every lane must call it.
+template <class Codes>
+__device__ __forceinline__ float encode_lane(int slot, const SlotTables* tables,
                                              const float (&values)[lane_codes],
                                              unsigned int largest, const Lanes& lanes,
                                              LaneCodes& codes) {
@@ -227,7 +228,7 @@ __device__ __forceinline__ float encode_lane(int coding, const SlotTables& table
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const float magnitude = divisor.quotient(absolute(values[first + k]));
-      four[k] = code_of(coding, tables, magnitude, values[first + k] < 0);
+      four[k] = Codes::encode(slot, tables, magnitude, values[first + k] < 0);
     }
     // The third byte of each.
     static_assert(code_shift == 16, "as the bytes below");
@@ -242,6 +243,7 @@ __device__ __forceinline__ float encode_lane(int coding, const SlotTables& table
 // that all read.
 template <class Program>
 struct CodedState {
+  using Codes = typename Program::Codes;
   static_assert(sizeof(RealOf<Program>) == sizeof(float), "codes stand for float");
 
   VarOf<Program> var[lane_codes];
@@ -279,10 +281,9 @@ struct CodedState {
                                                  float (&slot)[slot_capacity<Program>]) const {
 #pragma unroll
     for (int k = Program::num_averages; k < Program::num_slots; ++k) {
-      const int coding = coding_of(Program::codings, k - Program::num_averages);
       // The byte, with zeros above it.
       const int code = static_cast<int>(__byte_perm(codes[k].of[i / 4], 0, 0x4440 + i % 4));
-      slot[k] = decode(coding, tables[map_of(coding)], code, scales[k]);
+      slot[k] = Codes::decode(k - Program::num_averages, tables, code, scales[k]);
     }
   }
 
@@ -302,9 +303,9 @@ struct CodedState {
 #pragma unroll
       for (int k = Program::num_averages; k < Program::num_slots; ++k) {
         // Here, where the root of a square may be one that the rule has computed.
-        const int coding = coding_of(Program::codings, k - Program::num_averages);
-        slots[k][i] = to_store(coding, slot[k]);
-        const unsigned int bits = bits_for_scale(coding, slots[k][i]);
+        const int coded = k - Program::num_averages;
+        slots[k][i] = Codes::to_store(coded, slot[k]);
+        const unsigned int bits = bits_for_scale(Codes::has_sign(coded), slots[k][i]);
         largest[k] = i > 0 && largest[k] > bits ? largest[k] : bits;
       }
     }
@@ -328,9 +329,9 @@ struct CodedState {
         has_codes &= is_finite(slots[k][i]);
 #pragma unroll
       for (int k = Program::num_averages; k < Program::num_slots; ++k) {
-        const int coding = coding_of(Program::codings, k - Program::num_averages);
         if (!has_codes) slots[k][i] = 0;
-        const unsigned int bits = bits_for_scale(coding, slots[k][i]);
+        const bool has_sign = Codes::has_sign(k - Program::num_averages);
+        const unsigned int bits = bits_for_scale(has_sign, slots[k][i]);
         if (bits > largest[k]) largest[k] = bits;
       }
     }
@@ -363,10 +364,9 @@ struct CodedState {
     }
 #pragma unroll
     for (int k = Program::num_averages; k < Program::num_slots; ++k) {
-      const int coding = coding_of(Program::codings, k - Program::num_averages);
       LaneCodes encoded;
-      const float scale =
-          encode_lane(coding, tables[map_of(coding)], slots[k], largest[k], lanes, encoded);
+      const float scale = encode_lane<Codes>(k - Program::num_averages, tables, slots[k],
+                                             largest[k], lanes, encoded);
       store_codes(target.codes.of[k] + part.begin, part.count, is_packed, encoded);
       if (lanes.lane == 0) __stcs(target.scales.of[k] + part.block, scale);
     }

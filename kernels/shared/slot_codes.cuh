@@ -16,10 +16,6 @@ constexpr int block_codes = 256;
 // What the codes of a slot stand for: numbers of both signs, squares, or the roots of squares.
 enum coding { coding_signed = 0, coding_squares = 1, coding_roots = 2 };
 
-// The codings of a rule's coded slots as one number: that of the k-th are the two bits from 2 * k
-// on.
-GPUOPT_INLINE constexpr int coding_of(int codings, int slot) { return codings >> 2 * slot & 3; }
-
 // Magnitudes are looked up by exponent and seven digits. Below the first, all are nearest to 0.
 constexpr int code_shift = 16;
 constexpr int num_places = (23 << 7) + 1;
@@ -32,25 +28,6 @@ struct SlotTables {
   float values[256];
   unsigned int steps[num_places];
 };
-
-// For each of the two maps: that of both signs, and the other one.
-GPUOPT_INLINE constexpr int map_of(int coding) { return coding == coding_signed ? 0 : 1; }
-
-GPUOPT_INLINE float decode(int coding, const SlotTables& tables, int code, float scale) {
-  const float value = tables.values[code] * scale;
-  return coding == coding_roots ? value * value : value;
-}
-
-// Returns what is stored of a slot's number, before it is divided by the block's scale. Of what is
-// not finite, it is not, either.
-GPUOPT_INLINE float to_store(int coding, float value) {
-  if (coding == coding_signed) return value;
-  const float stored = coding == coding_roots ? square_root(value) : value;
-  int bits;
-  memcpy(&bits, &value, sizeof bits);
-  constexpr int bits_of_minus_infinity = -(1 << 23);
-  return bits < bits_of_minus_infinity ? 0 : stored;  // 0 of finite numbers below 0, and of -0
-}
 
 // Divides numbers of a block, which are not above its scale, by the scale. Quotients from 2^-24 on
 // have the bits of a division: for one correction of what is within a unit in the last place, see
@@ -88,19 +65,84 @@ GPUOPT_INLINE unsigned int upper_half(unsigned int bits) {
 #endif
 }
 
-// Returns the code of a magnitude of at most 1, with the sign of the number, in the eight bits from
-// `code_shift` on; below them are others.
-GPUOPT_INLINE int code_of(int coding, const SlotTables& tables, float magnitude, bool is_below_0) {
-  unsigned int bits;
-  memcpy(&bits, &magnitude, sizeof bits);
-  bits = bits > first_bits ? bits : first_bits;
-  const int place = static_cast<int>(upper_half(bits)) - static_cast<int>(first_bits >> 16);
-  const int code = static_cast<int>(bits + tables.steps[place]);
-  if (coding != coding_signed || !is_below_0) return code;
-  constexpr int one = 1 << code_shift;
-  const int below = 2 * signed_zero * one + (one - 1) - code;
-  return below > 0 ? below : 0;  // there is no -1
-}
+// A map of 256 numbers: that of both signs, or the other one. A codec's C++ has such a struct:
+//   num_maps    how many of the `SlotTables` it needs,
+//   has_sign    whether what is stored may be below 0,
+//   decode      the number of a code, given its block's scale,
+//   to_store    what is stored of a slot's number, before it is divided by the block's scale; of what
+//               is not finite, it is not, either,
+//   encode      the code of a magnitude of at most 1, with the sign of the number, in the eight bits
+//               from `code_shift` on; below them are others.
+template <int coding>
+struct ByteCode {
+  static constexpr bool has_sign = coding == coding_signed;
+  static constexpr int map = has_sign ? 0 : 1;
+  static constexpr int num_maps = map + 1;
+
+  GPUOPT_INLINE static float decode(const SlotTables* tables, int code, float scale) {
+    const float value = tables[map].values[code] * scale;
+    return coding == coding_roots ? value * value : value;
+  }
+
+  GPUOPT_INLINE static float to_store(float value) {
+    if (has_sign) return value;
+    const float stored = coding == coding_roots ? square_root(value) : value;
+    int bits;
+    memcpy(&bits, &value, sizeof bits);
+    constexpr int bits_of_minus_infinity = -(1 << 23);
+    return bits < bits_of_minus_infinity ? 0 : stored;  // 0 of finite numbers below 0, and of -0
+  }
+
+  GPUOPT_INLINE static int encode(const SlotTables* tables, float magnitude, bool is_below_0) {
+    unsigned int bits;
+    memcpy(&bits, &magnitude, sizeof bits);
+    bits = bits > first_bits ? bits : first_bits;
+    const int place = static_cast<int>(upper_half(bits)) - static_cast<int>(first_bits >> 16);
+    const int code = static_cast<int>(bits + tables[map].steps[place]);
+    if (!has_sign || !is_below_0) return code;
+    constexpr int one = 1 << code_shift;
+    const int below = 2 * signed_zero * one + (one - 1) - code;
+    return below > 0 ? below : 0;  // there is no -1
+  }
+};
+
+// Those of a rule's coded slots, by the slot's number: a constant, once loops are unrolled.
+template <class Code, class... Others>
+struct CodesOf {
+  static constexpr int num_maps = Code::num_maps > CodesOf<Others...>::num_maps
+                                      ? Code::num_maps
+                                      : CodesOf<Others...>::num_maps;
+
+  GPUOPT_INLINE static bool has_sign(int slot) {
+    return slot == 0 ? Code::has_sign : CodesOf<Others...>::has_sign(slot - 1);
+  }
+  GPUOPT_INLINE static float decode(int slot, const SlotTables* tables, int code, float scale) {
+    return slot == 0 ? Code::decode(tables, code, scale)
+                     : CodesOf<Others...>::decode(slot - 1, tables, code, scale);
+  }
+  GPUOPT_INLINE static float to_store(int slot, float value) {
+    return slot == 0 ? Code::to_store(value) : CodesOf<Others...>::to_store(slot - 1, value);
+  }
+  GPUOPT_INLINE static int encode(int slot, const SlotTables* tables, float magnitude,
+                                  bool is_below_0) {
+    return slot == 0 ? Code::encode(tables, magnitude, is_below_0)
+                     : CodesOf<Others...>::encode(slot - 1, tables, magnitude, is_below_0);
+  }
+};
+template <class Code>
+struct CodesOf<Code> {
+  static constexpr int num_maps = Code::num_maps;
+
+  GPUOPT_INLINE static bool has_sign(int) { return Code::has_sign; }
+  GPUOPT_INLINE static float decode(int, const SlotTables* tables, int code, float scale) {
+    return Code::decode(tables, code, scale);
+  }
+  GPUOPT_INLINE static float to_store(int, float value) { return Code::to_store(value); }
+  GPUOPT_INLINE static int encode(int, const SlotTables* tables, float magnitude,
+                                  bool is_below_0) {
+    return Code::encode(tables, magnitude, is_below_0);
+  }
+};
 
 // Whether a number is neither infinite nor NaN.
 GPUOPT_INLINE bool is_finite(float value) { return value - value == 0; }

@@ -10,7 +10,8 @@ import pytest
 
 import gpuopt
 from gpuopt import Variable
-from gpuopt.rules.slot_codes import CodedValues, Coding, decoded, encoded
+from gpuopt.codecs import Byte
+from gpuopt.rules.slot_codes import CodedValues, Coding
 
 pytestmark = pytest.mark.value
 
@@ -117,7 +118,7 @@ def test_a_code_of_theirs_is_never_nearer_and_hardly_farther(coding: Coding) -> 
     qmap = torch.from_numpy(np.array(coding.values))
     quantize = torch.ops.bitsandbytes.quantize_blockwise
     theirs, scales = (each.numpy() for each in quantize(torch.from_numpy(numbers), qmap, 256))
-    ours = encoded(numbers, coding)
+    ours = Byte(coding).new_arrays(numbers)
     np.testing.assert_array_equal(ours.scales, scales)
     stored = numbers.reshape(-1, 256) / scales[:, np.newaxis]
     near, far = (
@@ -162,7 +163,7 @@ def test_states_in_float32_of_small_parameters_are_rounded() -> None:
         ("m", "state1", Coding.SIGNED),
         ("v", "state2", Coding.SQUARES),
     ):
-        expected = decoded(encoded(state[name].numpy(), coding), coding)
+        expected = Byte(coding).numbers(Byte(coding).new_arrays(state[name].numpy()))
         np.testing.assert_array_equal(ours.get_slot(variable, slot_name).numpy(), expected)
 
 
@@ -172,7 +173,7 @@ def forged(kind: str, shape: tuple[int, ...], **changed: Any) -> dict[str, Any]:
     state: dict[str, Any] = {"step": 3}
     for number, coding in enumerate(codings, 1):
         numbers = normal(number, shape) if coding is Coding.SIGNED else normal(number, shape) ** 2
-        codes, scales = encoded(numbers, coding)
+        codes, scales = Byte(coding).new_arrays(numbers)
         state |= {
             f"state{number}": codes,
             f"absmax{number}": scales,
@@ -267,10 +268,3 @@ def test_a_state_that_cannot_be_is_refused_before_anything_is_written(what: str)
 def test_optimizers_without_counterpart_are_refused(optimizer: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match="has no counterpart in bitsandbytes"):
         gpuopt.optimizer_to_bitsandbytes(optimizer(), [Variable(np.ones(5, np.float32))])
-
-
-@pytest.mark.torch
-def test_a_cautious_optimizer_is_refused() -> None:
-    optimizer = gpuopt.TorchAdamWOptimizer(slot_bits=8, slot_form="bitsandbytes", cautious=True)
-    with pytest.raises(ValueError, match="are not cautious, as this optimizer is"):
-        gpuopt.optimizer_to_bitsandbytes(optimizer, [Variable(np.ones(5, np.float32))])

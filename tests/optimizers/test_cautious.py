@@ -180,14 +180,6 @@ def test_clipped_gradients_let_the_same_rows_decay(clip: dict[str, Any], xp: Any
     rows_that_decay(xp, np.float32, **clip)
 
 
-def test_a_row_decays_whose_gradient_is_clipped_to_zero(xp: Any) -> None:
-    table = variable_on(xp, np.ones((3, 2), np.float32))
-    values = np.float32([[-1e-45, -1e-45], [100, 100]])
-    optimizer = gpuopt.TorchAdamWOptimizer(0.1, weight_decay=0.5, cautious=True, clip_norm=1.0)
-    optimizer.apply_gradients([(IndexedSlices(xp.asarray(values), xp.asarray([1, 2])), table)])
-    np.testing.assert_array_equal(table.numpy()[:2], np.float32([[1, 1], [0.95, 0.95]]))
-
-
 def test_rows_decay_in_each_form(every_cpu_form: str) -> None:
     for dtype in (np.float32, np.float64):
         rows_that_decay(np, dtype, height=100_000)

@@ -17,8 +17,9 @@ from gpuopt.backends import using
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.forms.compiled import CompiledRule
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.codecs import Byte
 from gpuopt.device import Device
-from gpuopt.rules.slot_codes import BLOCK, CodedValues, Coding, decoded, encoded
+from gpuopt.rules.slot_codes import BLOCK, CodedValues, Coding
 
 pytestmark = pytest.mark.value
 
@@ -66,15 +67,15 @@ class ByHand:
                 slot = self.optimizer.get_slot(variable, name)
                 coding = self._of_squares if name == "v" else Coding.SIGNED
                 by_rows = self._tables and variable.ndim > 1
-                stored = encoded(slot.numpy(), coding, by_rows=by_rows)
+                stored = Byte(coding).new_arrays(slot.numpy(), by_rows=by_rows)
                 before = self.stored.get((variable.name, name))
                 if before is not None and by_rows:
                     # Codes that are decoded and encoded are others: there is no -1.
-                    same = (decoded(before, coding) == slot.numpy()).all(axis=1)
+                    same = (Byte(coding).numbers(before) == slot.numpy()).all(axis=1)
                     for new, old in zip(stored, before, strict=True):
                         new[same] = old[same]
                 self.stored[variable.name, name] = stored
-                slot.assign(decoded(stored, coding))
+                slot.assign(Byte(coding).numbers(stored))
 
 
 @pytest.mark.parametrize("coding", Coding)
@@ -84,7 +85,7 @@ def test_each_number_gets_the_nearest_code_of_its_block(
 ) -> None:
     numbers = normal(0, shape) if coding is Coding.SIGNED else np.square(normal(0, shape))
     stored = np.sqrt(numbers) if coding is Coding.ROOTS else numbers
-    codes, scales = encoded(numbers, coding)
+    codes, scales = Byte(coding).new_arrays(numbers)
     assert codes.shape == shape
     assert scales.shape == (-(-codes.size // BLOCK),)
     for number, of_block in enumerate(
@@ -114,12 +115,12 @@ def test_codes_are_found_as_by_a_search_among_all(coding: Coding) -> None:
     # In rows, which each have a block that ends with 1: the numbers are magnitudes as they are.
     rows = np.stack([numbers, np.ones_like(numbers)], axis=1)
     kept = np.square(rows) if coding is Coding.ROOTS else rows
-    codes, _ = encoded(kept, coding, by_rows=True)
+    codes, _ = Byte(coding).new_arrays(kept, by_rows=True)
     magnitudes = np.sqrt(kept[:, 0]) if coding is Coding.ROOTS else kept[:, 0]
     expected = coding.zero + np.searchsorted(coding.bounds, magnitudes)
     np.testing.assert_array_equal(codes[:, 0], expected)
     if coding is Coding.SIGNED:
-        codes, _ = encoded(-rows, coding, by_rows=True)
+        codes, _ = Byte(coding).new_arrays(-rows, by_rows=True)
         np.testing.assert_array_equal(codes[:, 0], 127 - np.minimum(expected - 127, 127))
 
 

@@ -19,8 +19,9 @@ from gpuopt import (
     Variable,
     replicate,
 )
+from gpuopt.codecs import Byte
 from gpuopt.distributed import PerReplica, Reduction, SyncReplicasWorker
-from gpuopt.rules.slot_codes import Coding, decoded, encoded
+from gpuopt.rules.slot_codes import Coding
 from gpuopt.state.slot_codecs import decoded_array
 
 Make = Callable[..., Any]
@@ -69,7 +70,7 @@ def coding_of(slot_name: str, form: str) -> Coding | None:
 
 def rounded(values: Any, slot_name: str, form: str) -> Any:
     coding = coding_of(slot_name, form)
-    return values if coding is None else decoded(encoded(values, coding), coding)
+    return values if coding is None else Byte(coding).numbers(Byte(coding).new_arrays(values))
 
 
 @on_devices

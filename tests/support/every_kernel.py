@@ -16,6 +16,7 @@ from every_optimizer import (
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.mixed import SPLIT, Mixed, Storage
+from gpuopt.codecs import Coded
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.cautious import cautious
@@ -24,9 +25,9 @@ from gpuopt.rules.gradient_descent import gradient_descent
 from gpuopt.rules.moving_average import moving_average
 from gpuopt.rules.rounded import rounded
 from gpuopt.rules.scaled import scaled
-from gpuopt.rules.slot_codes import slot_codes
 from gpuopt.rules.staged import StagedRule
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.slot_codecs import SlotForm, slot_codes
 
 IS_FULL = bool(os.environ.get("GPUOPT_ALL_KERNELS"))
 
@@ -194,6 +195,11 @@ def kernels_of_measured_inputs() -> list[Kernel]:
     ]
 
 
+def coded(rule: UpdateRule, form: SlotForm = "root") -> tuple[Coded, ...]:
+    """Returns the codecs of a rule's slots in 8 bits."""
+    return tuple(slot_codes(rule, form).codecs.values())
+
+
 def kernels_of_codes() -> list[Kernel]:
     """Lists kernels of slots in 8 bits: of a rule of each kind that has such slots."""
     by_name = {rule.name: rule for rule in update_rules()}
@@ -201,7 +207,7 @@ def kernels_of_codes() -> list[Kernel]:
     listed: list[Kernel] = []
     of_two = by_name["adam"]
     for rule in (*of_one_slot, of_two, clipped(of_two), scaled(of_one_slot[0]), scaled(of_two)):
-        codings = slot_codes(rule, "root").codings
+        codings = coded(rule)
         for storage in CODED_STORAGES:
             listed.append(kernels.coded_update(rule, codings, storage))
             listed += [kernels.update_coded_rows(rule, codings, storage, key) for key in KEYS]
@@ -209,12 +215,12 @@ def kernels_of_codes() -> list[Kernel]:
                 is_scaled = rule.is_scaled
                 listed.append(kernels.update_other_coded_rows(rule, codings, storage, is_scaled))
     sums = cautious(by_name["adam"])
-    of_squares = slot_codes(by_name["adam"], "bitsandbytes").codings
+    of_squares = coded(by_name["adam"], "bitsandbytes")
     return [
         *listed,
         kernels.coded_update(by_name["adam"], of_squares, "float32"),
         *(
-            make(sums, slot_codes(sums, "root").codings, storage)
+            make(sums, coded(sums), storage)
             for make in (kernels.sum_coded_terms, kernels.coded_update)
             for storage in CODED_STORAGES
         ),
@@ -273,12 +279,12 @@ def kernels_with_averages_of_several_types() -> list[Kernel]:
         ),
         *(kernels.dense_update(row_wise, storage) for storage in halves),
         *(
-            kernels.coded_update(rule, slot_codes(rule.rule, "root").codings, storage)
+            kernels.coded_update(rule, coded(rule.rule), storage)
             for rule in (momentum, adam)
             for storage in CODED_STORAGES
         ),
         *(
-            kernels.coded_update(scaled(adam), slot_codes(adam.rule, "root").codings, storage)
+            kernels.coded_update(scaled(adam), coded(adam.rule), storage)
             for storage in CODED_STORAGES
         ),
         *(

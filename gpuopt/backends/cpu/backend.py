@@ -42,9 +42,9 @@ from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.row_order import TableOfWidth, first_positions
 from gpuopt.backends.unowned import array_at
+from gpuopt.codecs import Coded
 from gpuopt.device import Device
 from gpuopt.locks import Lock
-from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -159,7 +159,7 @@ class CpuBackend:
         updated: Sequence[Updated] = (),
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
-        codings: Sequence[Coding] = (),
+        codings: Sequence[Coded] = (),
         beside: Sequence[Array] = (),
     ) -> DensePlan:
         # From the caller's arrays: those that replace them below do not know their memory's owner.

@@ -21,9 +21,8 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import Array, scratch
 from gpuopt.backends.cpu.tiles import Rounding, buffers_for, cut_short, update_tile
 from gpuopt.backends.cpu.written_memory import WrittenMemory
-from gpuopt.codecs import Byte, Codec, Codecs, MasterAndCopy, Split, codec_of
+from gpuopt.codecs import Codec, Codecs, Coded, MasterAndCopy, Split, codec_of
 from gpuopt.computed_once import computed_once
-from gpuopt.rules.slot_codes import Coding
 
 _BUNDLE_BYTES = 128 * 1024
 # If the small gradients take no more than this together, all are copied before the first update.
@@ -62,7 +61,7 @@ class DensePlan:
         memory: WrittenMemory,
         limits: CpuLimits,
         groups: Sequence[int] | None = None,
-        codings: Sequence[Coding] = (),
+        codings: Sequence[Coded] = (),
         beside: Sequence[Array] = (),
     ) -> None:
         """Sorts the variables.
@@ -278,18 +277,18 @@ class DensePlan:
 
 
 def _codecs_of(
-    target: Target, real: np.dtype[Any], codings: Sequence[Coding], beside: Sequence[Array]
+    target: Target, real: np.dtype[Any], codings: Sequence[Coded], beside: Sequence[Array]
 ) -> Codecs:
     """Returns how a variable and its slots are stored; see `Backend.plan_dense`."""
     var: Codec = codec_of(target.var.dtype, real)
     for other in beside:
         var = Split() if other.dtype == np.uint16 else MasterAndCopy(other.dtype)
     plain = target.slots[: len(target.slots) - 2 * len(codings)]
-    return Codecs(var, (*(codec_of(each.dtype, real) for each in plain), *map(Byte, codings)))
+    return Codecs(var, (*(codec_of(each.dtype, real) for each in plain), *codings))
 
 
 def _arrays_of(
-    target: Target, codings: Sequence[Coding], beside: Sequence[Array]
+    target: Target, codings: Sequence[Coded], beside: Sequence[Array]
 ) -> Sequence[Array]:
     """Returns the arrays of a variable and its slots, as `Codecs` take them."""
     var, slots = target

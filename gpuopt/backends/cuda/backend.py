@@ -52,10 +52,10 @@ from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.row_order import MAX_ROWS, together
 from gpuopt.backends.unowned import array_at
+from gpuopt.codecs import Coded
 from gpuopt.device import Device
 from gpuopt.errors import DeadlineExceededError
 from gpuopt.locks import Lock
-from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 # Of `measure_copy`: at least this, and as much as the cache, twice which is copied then.
@@ -247,7 +247,7 @@ class CudaBackend:
         updated: Sequence[Updated] = (),
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
-        codings: Sequence[Coding] = (),
+        codings: Sequence[Coded] = (),
         beside: Sequence[Any] = (),
     ) -> DensePlan:
         targets = list(targets)

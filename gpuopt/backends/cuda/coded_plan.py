@@ -15,7 +15,8 @@ from gpuopt.backends.cuda.launch_shapes import LANE_CODES, lanes_per_block
 from gpuopt.backends.cuda.launcher import Launch, Launcher, to_device
 from gpuopt.backends.cuda.mixed import Storage
 from gpuopt.backends.cuda.summed_launch import SummedLaunch
-from gpuopt.rules.slot_codes import BLOCK, Coding, packed_tables
+from gpuopt.codecs import Coded
+from gpuopt.rules.slot_codes import BLOCK, packed_tables
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -31,7 +32,7 @@ class CodedPlan(DensePlan):
         targets: Sequence[Target],
         updated: Sequence[Updated],
         groups: Sequence[int] | None,
-        codings: Sequence[Coding],
+        codings: Sequence[Coded],
     ) -> None:
         self.codings = tuple(codings)
         super().__init__(launcher, targets, updated, groups)

@@ -30,8 +30,8 @@ from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
 from gpuopt.backends.cuda.summed_launch import SummedLaunch
 from gpuopt.backends.cuda.watched import Watched
 from gpuopt.backends.unowned import array_at
+from gpuopt.codecs import Coded
 from gpuopt.computed_once import computed_once
-from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 _shape_of = attrgetter("shape")
@@ -78,7 +78,7 @@ class DensePlan:
         last_update: Theirs, from `UpdateOrder`.
     """
 
-    codings: tuple[Coding, ...] = ()
+    codings: tuple[Coded, ...] = ()
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 from gpuopt.backends.cuda.parameters import Parameter, Pointer
+from gpuopt.codecs import Codec
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.sources import kernel_root
 from gpuopt.rules.update_rule import UpdateRule
@@ -57,6 +58,7 @@ class Kernel:
         other_rows: The rule of rows without a gradient, if its functor is one of the types.
         file: Where the function stands.
         constants: The values of constants in C++ that the host relies on.
+        codecs: Those whose C++ is among the types.
     """
 
     function: str
@@ -66,6 +68,7 @@ class Kernel:
     file: str = ""
     constants: Mapping[str, int] = dataclasses.field(default_factory=dict)
     other_rows: UpdateRule | None = None
+    codecs: tuple[Codec, ...] = ()
 
     @computed_once
     def expression(self) -> str:
@@ -137,7 +140,9 @@ class Kernel:
     def definitions(self) -> list[str]:
         """C++ that a translation unit needs before the function's own file, piece by piece."""
         shared = '#include "shared/declared.cuh"'
-        return [shared, *(each for rule in self.rules for each in rule.definitions)]
+        of_rules = (each for rule in self.rules for each in rule.definitions)
+        of_codecs = (each for codec in self.codecs for each in codec.definitions)
+        return [shared, *of_rules, *dict.fromkeys(of_codecs)]
 
     @property
     def include_folders(self) -> tuple[Traversable, ...]:

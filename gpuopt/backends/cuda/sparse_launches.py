@@ -29,8 +29,8 @@ from gpuopt.backends.cuda.structs import Arrays, SortedRows
 from gpuopt.backends.cuda.workspace import Constants, Workspace
 from gpuopt.backends.loss_scaling import Decided
 from gpuopt.backends.row_order import ROWS_PER_WORD
+from gpuopt.codecs import Coded
 from gpuopt.rules.scaled import scaled
-from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 # The arguments that say where gradients are.
@@ -57,7 +57,7 @@ class SparseKind(NamedTuple):
     other_rows: UpdateRule | None
     missed: UpdateRule | None
     has_groups: bool
-    codings: tuple[Coding, ...] = ()
+    codings: tuple[Coded, ...] = ()
 
 
 def kind_of(
@@ -67,7 +67,7 @@ def kind_of(
     tables: Sequence[Table],
     other_rows: UpdateRule | None,
     checks: bool,
-    codings: tuple[Coding, ...] = (),
+    codings: tuple[Coded, ...] = (),
 ) -> SparseKind:
     """Returns the kind of these tables, which are updated together."""
     count = tables[0].behind

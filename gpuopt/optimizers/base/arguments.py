@@ -13,8 +13,7 @@ from gpuopt.optimizers.base.decaying import DecayVariables
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.optimizers.base.slot_bits import SlotBits
-from gpuopt.rules.slot_codes import SlotForm
-from gpuopt.state.slot_codecs import Masters, SlotDtype
+from gpuopt.state.slot_codecs import Masters, SlotDtype, SlotForm
 from gpuopt.step.averages import MovingAverages
 
 # By which formula gradients are scaled to a norm.

@@ -8,8 +8,7 @@ import numpy as np
 
 from gpuopt.choices import is_one_of
 from gpuopt.optimizers.base.slot_dtype import name_of_dtype
-from gpuopt.rules.slot_codes import SlotCodes
-from gpuopt.state.slot_codecs import Masters
+from gpuopt.state.slot_codecs import Masters, SlotCodes
 
 
 def checked_masters(

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from gpuopt.rules.rounded import BFLOAT16
-from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.slot_codecs import Masters
+from gpuopt.state.slot_codecs import Masters, SlotCodes
 from gpuopt.step.rounding import StochasticRounding
 
 _MOST_SEEDS = 2**63

@@ -451,7 +451,7 @@ class RuleOptimizer(Optimizer):
         float32, takes `assign`, and has the Variables `codes` and `scales`.
         """
         codes = self.slot_codes
-        if codes is None or name not in codes.slots:
+        if codes is None or name not in codes.codecs:
             return super().get_slot(var, name)
         coded: Any = coded_slot(self.state, as_variable(var), name, self.slot_codecs)
         return cast("Variable | None", coded)
@@ -459,7 +459,7 @@ class RuleOptimizer(Optimizer):
     def get_slot_names(self) -> list[str]:
         names = super().get_slot_names()
         codes = self.slot_codes
-        return names if codes is None else [name for name in names if name in codes.slots]
+        return names if codes is None else [name for name in names if name in codes.codecs]
 
     def _stored_slots(self) -> Sequence[str]:
         """Returns the names that state has for what the rule's slots are stored in, in order."""
@@ -475,8 +475,8 @@ class RuleOptimizer(Optimizer):
         if slot_name == MASTER and self.masters is not None:
             return MASTER
         if self.slot_codes is not None:
-            coding = self.slot_codes.stored.get(slot_name)
-            return 0.0 if coding is None else float(coding.zero)
+            codec = self.slot_codes.stored.get(slot_name)
+            return 0.0 if codec is None else float(codec.zero)
         return self._initial_slot_values().get(slot_name)
 
     def _all_slot_names(self) -> list[str]:
@@ -487,7 +487,7 @@ class RuleOptimizer(Optimizer):
 
     def _state_ranges(self) -> Mapping[str, Range]:
         if self.slot_codes is not None:
-            scales = map(scales_name, self.slot_codes.slots)
+            scales = map(scales_name, self.slot_codes.codecs)
             return dict.fromkeys(scales, Range(0.0, LARGEST_SCALE))
         of_rounding = {} if self.rounding is None else self.rounding.ranges
         return {**dict.fromkeys(self.rule.squares, Range(0.0, np.inf)), **of_rounding}

@@ -8,9 +8,8 @@ from typing import Literal
 import numpy as np
 
 from gpuopt.choices import is_one_of
-from gpuopt.rules.slot_codes import SlotCodes, SlotForm, slot_codes
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.slot_codecs import SlotCodecs
+from gpuopt.state.slot_codecs import SlotCodecs, SlotCodes, SlotForm, slot_codes
 from gpuopt.variables.variable import Variable
 
 SlotBits = Literal[8, 32]

@@ -8,9 +8,8 @@ import numpy as np
 
 from gpuopt.choices import is_one_of
 from gpuopt.rules.rounded import BFLOAT16
-from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.slot_codecs import SlotDtype
+from gpuopt.state.slot_codecs import SlotCodes, SlotDtype
 
 _TYPES: dict[str, np.dtype[Any]] = {each.name: each for each in (BFLOAT16, np.dtype(np.float32))}
 

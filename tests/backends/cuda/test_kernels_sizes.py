@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulator.emulator import EmulatorLauncher
+from every_kernel import coded
 
 from gpuopt.backends.cuda import dense_plan, kernels
 from gpuopt.backends.cuda.launch_shapes import CLIP_CHUNK, CLIP_THREADS
@@ -29,7 +30,6 @@ from gpuopt.optimizers.lars import lars
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.scaled import scaled
-from gpuopt.rules.slot_codes import slot_codes
 
 pytestmark = pytest.mark.emulator
 
@@ -147,7 +147,7 @@ def test_a_plan_cuts_all_of_a_tall_variable_into_chunks() -> None:
 
 @pytest.mark.parametrize("rule", [adam, gradient_descent], ids=lambda rule: rule.name)
 def test_kernels_take_sizes_and_counts_of_64_bits(rule: Any) -> None:
-    codings = slot_codes(adam, "root").codings
+    codecs = coded(adam)
     for kernel in (
         kernels.measure("float32"),
         kernels.measure("float32", decides=True),
@@ -170,14 +170,14 @@ def test_kernels_take_sizes_and_counts_of_64_bits(rule: Any) -> None:
         kernels.measure_inputs(lars, "float32", added="float16"),
         kernels.dense_update(clipped(lars), "float32", is_given_sums=True),
         kernels.dense_update(scaled(lars), "float32", is_given_sums=True),
-        kernels.coded_update(adam, codings, "float32"),
-        kernels.sum_coded_terms(lamb, codings, "float32"),
+        kernels.coded_update(adam, codecs, "float32"),
+        kernels.sum_coded_terms(lamb, codecs, "float32"),
         kernels.sparse_update(rule, "float32", "uint32"),
         kernels.sparse_update(rule, "float32", "uint32", has_groups=True),
         kernels.update_other_rows(rule, "float32"),
-        kernels.update_coded_rows(adam, codings, "float32", "uint32"),
-        kernels.update_other_coded_rows(adam, codings, "float32"),
-        kernels.update_other_coded_rows(adam, codings, "float32", has_groups=True),
+        kernels.update_coded_rows(adam, codecs, "float32", "uint32"),
+        kernels.update_other_coded_rows(adam, codecs, "float32"),
+        kernels.update_other_coded_rows(adam, codecs, "float32", has_groups=True),
     ):
         counts = {
             name: parameter.dtype

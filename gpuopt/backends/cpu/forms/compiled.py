@@ -30,6 +30,7 @@ REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 _SOURCE = """
 {include}
 #include "cpu/update.hpp"
+{definitions}
 
 using Rule = {functor};
 using Real = {real};
@@ -104,6 +105,12 @@ class Stored(NamedTuple):
         """The codecs as template arguments of C++; None if one is in numpy alone."""
         names = [each.cpp for each in (self.gradient, *self.codecs.every)]
         return None if None in names else ", ".join(map(str, names))
+
+    @property
+    def definitions(self) -> str:
+        """C++ that the codecs need, each piece once."""
+        every = (self.gradient, *self.codecs.every)
+        return "\n".join(dict.fromkeys(each for codec in every for each in codec.definitions))
 
 
 class CompiledRule:
@@ -282,7 +289,11 @@ def _library(
     if not codecs.are_plain and rule.is_rounded and not _are_all_rounded(rule, codecs):
         return None
     source = _SOURCE.format(
-        include=rule.include, functor=rule.functor, real=REALS[real], codecs=stored.cpp
+        include=rule.include,
+        definitions=stored.definitions,
+        functor=rule.functor,
+        real=REALS[real],
+        codecs=stored.cpp,
     )
     name = f"{rule.name}-{real if is_plain else 'stored'}-{walk}"
     library = build(name, source + _WALKS[walk], rule.include_folders)

@@ -9,6 +9,7 @@ from gpuopt.backends.cuda.kernels.common import INT32, INT64, OF_CODES, REFUSED,
 from gpuopt.backends.cuda.kernels.of_rules import (
     GROUPS,
     coded_variables,
+    cpp_codes,
     given_scalars,
     needs_groups,
     program,
@@ -19,7 +20,7 @@ from gpuopt.backends.cuda.launch_shapes import DENSE_THREADS
 from gpuopt.backends.cuda.mixed import Storage, real_of
 from gpuopt.backends.cuda.parameters import Parameter, Pointer, struct_of
 from gpuopt.backends.cuda.structs import Chunk, FewGradients
-from gpuopt.rules.slot_codes import Coding, packed_codings
+from gpuopt.codecs import Coded
 from gpuopt.rules.update_rule import UpdateRule
 
 _CHUNKS: dict[str, Parameter] = {
@@ -88,12 +89,12 @@ def _variable_sums(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
 
 
 @cache
-def coded_update(rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage) -> Kernel:
+def coded_update(rule: UpdateRule, codings: tuple[Coded, ...], storage: Storage) -> Kernel:
     return _of_coded_update("coded_update", {}, rule, codings, storage)
 
 
 @cache
-def sum_coded_terms(rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage) -> Kernel:
+def sum_coded_terms(rule: UpdateRule, codings: tuple[Coded, ...], storage: Storage) -> Kernel:
     sums = _variable_sums(rule, storage)
     return _of_coded_update("sum_coded_terms", sums, rule, codings, storage)
 
@@ -102,7 +103,7 @@ def _of_coded_update(
     function: str,
     more: dict[str, Parameter],
     rule: UpdateRule,
-    codings: tuple[Coding, ...],
+    codings: tuple[Coded, ...],
     storage: Storage,
 ) -> Kernel:
     return Kernel(
@@ -116,8 +117,9 @@ def _of_coded_update(
             **more,
             "refused": REFUSED,
         },
-        program(rule, storage, True, codings=packed_codings(codings)),
+        program(rule, storage, True, Codes=cpp_codes(codings)),
         rule,
         file="coded_update.cu",
         constants={**_OF_DENSE_UPDATE, **OF_CODES},
+        codecs=codings,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,7 @@ from gpuopt.backends.cuda.structs import (
     ScaledScalars,
     Variable,
 )
+from gpuopt.codecs import Coded
 from gpuopt.rules.update_rule import UpdateRule
 
 GROUPS = Pointer("int64", is_optional=True)
@@ -106,6 +107,11 @@ def coded_variables(rule: UpdateRule) -> Pointer:
 def coded_arrays(rule: UpdateRule) -> Struct:
     """The addresses of a variable, its codes and its scales."""
     return struct_of(Arrays, count=_num_coded_arrays(rule))
+
+
+def cpp_codes(codings: Sequence[Coded]) -> str:
+    """Returns the type of C++ that has what the codes of each slot stand for."""
+    return f"gpuopt::CodesOf<{', '.join(each.cpp_code for each in codings)}>"
 
 
 def _num_coded_arrays(rule: UpdateRule) -> int:

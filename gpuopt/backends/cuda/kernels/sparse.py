@@ -20,6 +20,7 @@ from gpuopt.backends.cuda.kernels.common import (
 from gpuopt.backends.cuda.kernels.of_rules import (
     arrays_struct,
     coded_arrays,
+    cpp_codes,
     given_scalars,
     program,
 )
@@ -27,8 +28,8 @@ from gpuopt.backends.cuda.launch_shapes import NUM_POWERS, POWER_BITS
 from gpuopt.backends.cuda.mixed import Storage, real_of
 from gpuopt.backends.cuda.parameters import CPP_TYPES, Parameter, Pointer, Struct, struct_of
 from gpuopt.backends.cuda.structs import LateTable, SortedRows
+from gpuopt.codecs import Coded
 from gpuopt.rules.shift import cpp_type
-from gpuopt.rules.slot_codes import Coding, packed_codings
 from gpuopt.rules.update_rule import UpdateRule
 
 _TOUCHED = Pointer("uint32", is_optional=True)
@@ -125,7 +126,7 @@ def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = Fal
 
 @cache
 def update_coded_rows(
-    rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage, key: str
+    rule: UpdateRule, codings: tuple[Coded, ...], storage: Storage, key: str
 ) -> Kernel:
     return Kernel(
         "update_coded_rows",
@@ -136,16 +137,17 @@ def update_coded_rows(
             "words": UINT32S,
             "refused": REFUSED,
         },
-        program(rule, storage, True, Key=CPP_TYPES[key], codings=packed_codings(codings)),
+        program(rule, storage, True, Key=CPP_TYPES[key], Codes=cpp_codes(codings)),
         rule,
         file="coded_rows.cu",
         constants={**OF_TOUCHED_ROWS, **OF_CODES},
+        codecs=codings,
     )
 
 
 @cache
 def update_other_coded_rows(
-    rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage, has_groups: bool = False
+    rule: UpdateRule, codings: tuple[Coded, ...], storage: Storage, has_groups: bool = False
 ) -> Kernel:
     return Kernel(
         "update_other_coded_rows",
@@ -155,10 +157,11 @@ def update_other_coded_rows(
             "words": UINT32S,
             "refused": REFUSED,
         },
-        program(rule, storage, has_groups, codings=packed_codings(codings)),
+        program(rule, storage, has_groups, Codes=cpp_codes(codings)),
         rule,
         file="coded_rows.cu",
         constants={**OF_TOUCHED_ROWS, **OF_CODES},
+        codecs=codings,
     )
 
 
