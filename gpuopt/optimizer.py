@@ -36,7 +36,10 @@ from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.one_by_one import update_one_by_one
 from gpuopt.step.pairs import Gradient, as_sequence
 from gpuopt.step.replica_context import replica_context
+from gpuopt.step.replica_context import this_thread as replicas
 from gpuopt.step.report import Report, reporting
+from gpuopt.step.request import StepRequest, make_step
+from gpuopt.step.request import this_thread as requests
 from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.step import Step, ThisThread
@@ -343,25 +346,38 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
                 checks it, a later call raises the error (see `check`), and this call changes
                 nothing.
         """
-        context = replica_context()
-        if context.strategy is not None and not skip_gradients_aggregation:
+        request = StepRequest(grads_and_vars, global_step, name, skip_gradients_aggregation)
+        if requests.passing is None:  # else a call more in each step
+            self._apply_request(request)
+        else:
+            make_step(self, request)
+
+    def _apply_request(self, request: StepRequest, **own: Any) -> None:
+        """Makes the step that an `apply_gradients` of this package was called for.
+
+        Args:
+            request: The step.
+            **own: Arguments that the `apply_gradients` of a subclass has beside those of this one.
+        """
+        context = replicas.context
+        if context.strategy is not None and not request.skips_aggregation:
             if context.is_cross_replica:
                 raise RuntimeError(
                     "Use `_distributed_apply()` instead of `apply_gradients()` in a cross-replica "
                     "context."
                 )
-            context.strategy.apply_gradients(self, grads_and_vars, global_step, name)
+            context.strategy.apply_gradients(self, request)
             return
-        if self._on_nonfinite == "propagate":
-            step = Step(self, global_step, name or self._name)
-            given = as_sequence(grads_and_vars)
-            with step.watched:
-                step.run(self._checked_updates(given))
+        if self._on_nonfinite != "propagate":
+            request = request._replace(pairs=as_sequence(request.pairs))
+            step_if_finite = partial(self._step_if_finite, request)
+            self._on_gpu.call(step_if_finite, partial(self._key_on_gpu, request))
             return
-        step_if_finite = partial(
-            self._step_if_finite, as_sequence(grads_and_vars), global_step, name
-        )
-        self._on_gpu.call(step_if_finite, partial(self._key_on_gpu, global_step))
+        step = Step(self, request.global_step, request.name or self._name)
+        if type(request.pairs) is not list:
+            request = request._replace(pairs=as_sequence(request.pairs))
+        with step.watched:
+            step.run(self._checked_updates(request), *request.additions)
 
     def update(
         self, params: Params, grads: Any, name: str = "", *, global_step: Any = None
@@ -420,14 +436,15 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             keep()
         return params
 
-    def _step_if_finite(self, given: Sequence[Any], global_step: Any, name: str | None) -> None:
-        step = Step(self, global_step, name or self._name)
+    def _step_if_finite(self, request: StepRequest) -> None:
+        step, added = Step(self, request.global_step, request.name or self._name), request.additions
         with step.watched:
-            updates, takes_norms = self._checked_updates(given), self._takes_norms()
+            updates, takes_norms = self._checked_updates(request), self._takes_norms()
             if takes_norms or self._on_gpu.is_ahead:
-                step.run(updates, FiniteGradients(self._on_gpu, self._makes_step_of, takes_norms))
+                own = FiniteGradients(self._on_gpu, self._makes_step_of, takes_norms)
+                step.run(updates, own, *added)
             elif not self._must_skip(updates):
-                step.run(updates)
+                step.run(updates, *added)
 
     @property
     def last_nonfinite(self) -> str | None:
@@ -588,9 +605,9 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         """
         accept_steps_of(self.owner_of_state.state)
 
-    def _checked_updates(self, given: Sequence[Any]) -> Updates:
-        """Checks what a user passes to `apply_gradients`: nothing is written yet."""
-        return HookUpdates(self, given)
+    def _checked_updates(self, request: StepRequest) -> Updates:
+        """Checks the pairs of a request: nothing is written yet."""
+        return HookUpdates(self, request)
 
     def forget_plans(self, changed: Set[Identity]) -> None:
         """Drops what was prepared for updates of variables that have got other arrays."""
@@ -668,7 +685,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         """Keeps what `last_nonfinite` says."""
         self._on_gpu.last_nonfinite = description
 
-    def _key_on_gpu(self, global_step: Any) -> Key | None:
+    def _key_on_gpu(self, request: StepRequest) -> Key | None:
         """Returns what a step shares with those that a GPU can decide about after one another.
 
         None if it cannot: where the numbers of a step follow from more than the count of steps.

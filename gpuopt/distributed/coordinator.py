@@ -14,6 +14,7 @@ from gpuopt.distributed.tokens import Ticket
 from gpuopt.distributed.waiting import check_timeout
 from gpuopt.errors import CancelledError, GpuoptError, WorkerFailedError
 from gpuopt.locks import Condition, renew_after_fork
+from gpuopt.step.additions import Addition
 from gpuopt.variables.row_changes import register
 from gpuopt.variables.variable import Variable
 
@@ -150,13 +151,16 @@ class Coordinator:
         with self._changed:
             self._left[worker] = failure_of(error)
 
-    def push(self, worker: int, local_step: int, pairs: Pairs) -> Ticket:
+    def push(
+        self, worker: int, local_step: int, pairs: Pairs, additions: Sequence[Addition] = ()
+    ) -> Ticket:
         """Takes a worker's gradients; never waits for another worker's.
 
         Args:
             worker: The worker's index.
             local_step: The step that the gradients were computed for.
             pairs: As `checked_pairs` returns them.
+            additions: What the worker's wrappers add to an update that this call does.
 
         Raises:
             ValueError: the gradients are refused.

@@ -9,15 +9,21 @@ from typing import Any
 from gpuopt.distributed.mirrored import MirroredVariable, PerReplica
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.replica_context import ReplicaContext, in_replica
+from gpuopt.step.request import StepRequest, pass_on
 
 
 def update_copies(
     optimizer: Optimizer,
     sums: Iterable[tuple[PerReplica, MirroredVariable]],
-    global_step: Any,
-    name: str | None,
+    request: StepRequest,
 ) -> None:
-    """Updates each copy of this process by the sum of gradients on the copy's device."""
+    """Updates each copy of this process by the sum of gradients on the copy's device.
+
+    Args:
+        optimizer: What updates.
+        sums: The sums, and whose they are.
+        request: The step, but for its pairs.
+    """
     sums = list(sums)
     every_copy = [
         (gradient, copy)
@@ -36,7 +42,7 @@ def update_copies(
     copies = frozenset(copy.identity for _, copy in every_copy)
     context = ReplicaContext(num_copies=num_copies, devices_are_alike=are_alike, copies=copies)
     with in_replica(context):
-        optimizer.apply_gradients(every_copy, global_step, name)
+        pass_on(optimizer, request._replace(pairs=every_copy))
 
 
 class AlreadySummed:
@@ -46,8 +52,15 @@ class AlreadySummed:
         num_replicas_in_sync: See `MirroredStrategy`, also for the methods.
     """
 
-    def __init__(self, num_replicas: int) -> None:
+    def __init__(self, num_replicas: int, request: StepRequest) -> None:
+        """Takes the step.
+
+        Args:
+            num_replicas: See `num_replicas_in_sync`.
+            request: A replica's step, of which `update` is given the pairs and more.
+        """
         self.num_replicas_in_sync = num_replicas
+        self._request = request
 
     def batch_reduce_to(
         self, op: str, value_destination_pairs: Iterable[tuple[PerReplica, MirroredVariable]]
@@ -62,4 +75,5 @@ class AlreadySummed:
         name: str | None = None,
     ) -> None:
         pairs = [(value, variable) for value, variable in grads_and_vars if value is not None]
-        update_copies(optimizer, pairs, global_step, name)
+        request = self._request._replace(global_step=global_step, name=name)
+        update_copies(optimizer, pairs, request)

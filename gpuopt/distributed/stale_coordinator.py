@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from gpuopt.distributed.coordinator import Coordinator
 from gpuopt.distributed.gathering import Pairs
 from gpuopt.distributed.tokens import Ticket
+from gpuopt.step.additions import Addition
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
@@ -20,7 +21,7 @@ class StaleGradientCoordinator(Coordinator):
 
     def __init__(
         self,
-        update: Callable[[Pairs, int], bool],
+        update: Callable[[Pairs, int, Sequence[Addition]], bool],
         global_step: Variable,
         counters: Sequence[Variable],
         *,
@@ -30,8 +31,9 @@ class StaleGradientCoordinator(Coordinator):
         """Opens the coordinator; an optimizer's `run` closes it.
 
         Args:
-            update: Is given gradients, and the step that they were computed at; applies them, or
-                drops them and returns False. Pushes of several threads call it at a time.
+            update: Is given gradients, the step that they were computed at, and the additions of
+                `push`; applies them, or drops them and returns False. Pushes of several threads
+                call it at a time.
             global_step: A scalar integer variable.
             counters: Variables that change with pushes, beside those that are trained.
             total_num_replicas: How many workers there are.
@@ -59,13 +61,16 @@ class StaleGradientCoordinator(Coordinator):
         # Not the number of those present alone: who is the last one would be a matter of time.
         return num_present + num_finished > 0
 
-    def push(self, worker: int, local_step: int, pairs: Pairs) -> Ticket:
+    def push(
+        self, worker: int, local_step: int, pairs: Pairs, additions: Sequence[Addition] = ()
+    ) -> Ticket:
         """Does the step of these gradients, or drops them; waits for steps of other threads alone.
 
         Args:
             worker: The worker's index.
             local_step: The global step at which the gradients were computed.
             pairs: As `checked_pairs` returns them.
+            additions: What the worker's wrappers add to the step.
 
         Raises:
             CancelledError, WorkerFailedError: the coordinator is closed, or an update has failed.
@@ -79,7 +84,7 @@ class StaleGradientCoordinator(Coordinator):
                     self._trained[variable.identity] = variable
             self._updating.add(worker)
         try:
-            is_accepted = self._update(pairs, local_step)
+            is_accepted = self._update(pairs, local_step, additions)
             ticket = Ticket(worker, last_round=0)
             ticket.token = int(self.global_step)
             with self._changed:

@@ -28,6 +28,7 @@ from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import ReplicaContext, in_replica
+from gpuopt.step.request import StepRequest
 from gpuopt.step.updates import pairs_for
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.storage import describe
@@ -242,13 +243,7 @@ class MirroredStrategy:
             raise ValueError(f"weight_of needs numbers of examples, got {numbers} in rank order")
         return float(num_examples * communicator.size / sum(numbers))
 
-    def apply_gradients(
-        self,
-        optimizer: Optimizer,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        global_step: Any,
-        name: Any,
-    ) -> None:
+    def apply_gradients(self, optimizer: Optimizer, request: StepRequest) -> None:
         """Does one replica's part of `optimizer.apply_gradients`; see `ReplicaContext.strategy`.
 
         Raises:
@@ -260,16 +255,19 @@ class MirroredStrategy:
         """
         communicator = self.communicator
         place = communicator.local.rank
-        gradients, variables, described = self.own_gradients(optimizer, grads_and_vars)
+        global_step = request.global_step
+        gradients, variables, described = self.own_gradients(
+            optimizer, request.pairs, request.takes_wide
+        )
         what = f"apply_gradients of {type(optimizer).__name__} with {described}"
         copies = [(variable.name, variable.replicas[place]) for variable in variables]
 
         def update(sums_of_replicas: list[list[Gradient]]) -> None:
             every_sum = [PerReplica(row) for row in zip(*sums_of_replicas, strict=True)]
             summed = list(zip(every_sum, variables, strict=True))
-            distribution = AlreadySummed(communicator.size)
+            distribution = AlreadySummed(communicator.size, request)
             with self.scope():
-                optimizer._distributed_apply(distribution, summed, global_step, name)
+                optimizer._distributed_apply(distribution, summed, global_step, request.name)
 
         agreement = self._agreement
         try:
@@ -284,7 +282,10 @@ class MirroredStrategy:
         agreement.note_step(optimizer)
 
     def own_gradients(
-        self, optimizer: Optimizer, grads_and_vars: Iterable[tuple[Any, Any]]
+        self,
+        optimizer: Optimizer,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        takes_wide: bool = False,
     ) -> tuple[list[Gradient], list[MirroredVariable], str]:
         """Checks the gradients that the replica on this thread brings to a step.
 
@@ -292,6 +293,7 @@ class MirroredStrategy:
             optimizer: Whose step it is.
             grads_and_vars: (gradient, variable) pairs: copies of this replica, or the
                 MirroredVariables themselves.
+            takes_wide: See `pairs_for`.
 
         Returns:
             The gradients that are not None, their variables, and a description of both that is the
@@ -307,7 +309,7 @@ class MirroredStrategy:
             for gradient, v in as_pairs(as_sequence(grads_and_vars))
         ]
         gradients, variables = [], []
-        for gradient, variable in pairs_for(optimizer, pairs):
+        for gradient, variable in pairs_for(optimizer, pairs, takes_wide):
             if gradient is not None:
                 gradients.append(gradient)
                 variables.append(self._mirrored.find(variable, place))
@@ -368,7 +370,8 @@ class MirroredStrategy:
         pairs = [(value, variable) for value, variable in grads_and_vars if value is not None]
         sums = self.batch_reduce_to("SUM", pairs)
         variables = [variable for _, variable in pairs]
-        update_copies(optimizer, zip(sums, variables, strict=True), global_step, name)
+        request = StepRequest(None, global_step, name)
+        update_copies(optimizer, zip(sums, variables, strict=True), request)
 
     def _check_gradients(self, value: Any, variable: Any) -> None:
         if not isinstance(variable, MirroredVariable):

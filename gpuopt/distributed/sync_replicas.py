@@ -20,7 +20,9 @@ from gpuopt.distributed.workers_optimizer import (
     raise_refusal,
 )
 from gpuopt.optimizer import Optimizer
+from gpuopt.step.additions import Addition
 from gpuopt.step.replica_context import replica_context
+from gpuopt.step.request import StepRequest, make_step, pass_on
 from gpuopt.training import ExponentialMovingAverage
 from gpuopt.variables.gate import writing
 from gpuopt.variables.variable import Variable
@@ -241,26 +243,30 @@ class SyncReplicasOptimizer(WorkersOptimizer):
             ValueError: this thread is not inside `with sync.worker(index):`, besides what the
                 worker's method raises.
         """
-        _check_arguments(grads_and_vars, global_step)
+        make_step(self, StepRequest(grads_and_vars, global_step, name))
+
+    def _apply_request(self, request: StepRequest, **own: Any) -> None:
+        _check_arguments(request)
         worker = self._this_thread.worker
         if worker is None:
             raise ValueError(
                 f'"{self._name}": apply_gradients() must be called inside `with sync.worker(index)'
                 ":`, after start()"
             )
-        worker.apply_gradients(grads_and_vars, global_step, name)
+        pass_on(worker, request)
 
     def _make_worker(self, coordinator: Any, index: int) -> SyncReplicasWorker:
         return SyncReplicasWorker(self, coordinator, index)
 
-    def _update(self, global_step: Any, pairs: Pairs) -> None:
+    def _update(self, global_step: Any, pairs: Pairs, additions: Sequence[Addition] = ()) -> None:
+        request = StepRequest(pairs, global_step, additions=tuple(additions))
         if self._variable_averages is None:
-            self._optimizer.apply_gradients(pairs, global_step=global_step)
+            pass_on(self._optimizer, request)
             raise_refusal(self._optimizer)
             return
         with writing():  # so that a checkpoint holds the averages of its own step
             step = int(global_step)
-            self._optimizer.apply_gradients(pairs, global_step=global_step)
+            pass_on(self._optimizer, request)
             raise_refusal(self._optimizer)
             is_skipped = int(global_step) == step
             if not is_skipped:
@@ -304,7 +310,10 @@ class SyncReplicasWorker(Worker):
             WorkerFailedError: a worker has failed, and the step cannot be completed without it.
             RuntimeError: called in a tower, or in a replica of a strategy.
         """
-        _check_arguments(grads_and_vars, global_step)
+        make_step(self, StepRequest(grads_and_vars, global_step, name))
+
+    def _apply_request(self, request: StepRequest, **own: Any) -> None:
+        _check_arguments(request)
         context = replica_context()
         if context.strategy is not None or context.num_replicas > 1:
             raise RuntimeError(
@@ -312,13 +321,13 @@ class SyncReplicasWorker(Worker):
                 "TowerOptimizer(SyncReplicasOptimizer(...)), so that a worker contributes what its "
                 "towers bring together; nor in a replica of a strategy"
             )
-        self._push(grads_and_vars, global_step)
+        self._push(request)
 
 
-def _check_arguments(grads_and_vars: Any, global_step: Any) -> None:
-    if not grads_and_vars:
+def _check_arguments(request: StepRequest) -> None:
+    if not request.pairs:
         raise ValueError("Must supply at least one variable")
-    if global_step is None:
+    if request.global_step is None:
         raise ValueError("Global step is required to check staleness")
 
 

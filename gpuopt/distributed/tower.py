@@ -12,9 +12,9 @@ from gpuopt.device import Device, device_of
 from gpuopt.distributed.reduction import sum_gradients
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
 from gpuopt.optimizer import Optimizer
-from gpuopt.step import additions
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import ReplicaContext, in_replica
+from gpuopt.step.request import StepRequest, make_step, pass_on
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.updates import pairs_for
 from gpuopt.variables.identity import Identity
@@ -34,20 +34,12 @@ class Reduction(StrEnum):
 
 
 class _Call:
-    """One call of a TowerOptimizer's `apply_gradients` in a tower.
+    """One call of a TowerOptimizer's `apply_gradients` in a tower."""
 
-    Attributes:
-        additions: What wrappers around the TowerOptimizer add to the step.
-    """
-
-    def __init__(
-        self, optimizer: TowerOptimizer, pairs: Pairs, global_step: Any, name: str | None
-    ) -> None:
+    def __init__(self, optimizer: TowerOptimizer, pairs: Pairs, request: StepRequest) -> None:
         self.optimizer = optimizer
         self.pairs = pairs
-        self.global_step = global_step
-        self.name = name
-        self.additions = additions.this_thread.additions
+        self.request = request
 
 
 class _Towers:
@@ -57,7 +49,7 @@ class _Towers:
         self.calls: list[list[_Call]] = [[] for _ in range(number)]
         self.current = 0
 
-    def apply_gradients(self, optimizer: Optimizer, *arguments: Any) -> None:
+    def apply_gradients(self, optimizer: Optimizer, request: StepRequest) -> None:
         """Refuses an optimizer without a TowerOptimizer; see `ReplicaContext.strategy`."""
         raise ValueError(
             "Please wrap optimizers with TowerOptimizer in order to use replicate with multiple "
@@ -85,13 +77,8 @@ class _Towers:
                 )
         summed = [_sum_by_variable(calls) for calls in together]
         for calls, pairs in zip(together, summed, strict=True):
-            last, adding = calls[-1], additions.this_thread
-            outer = adding.additions
-            try:
-                adding.additions = last.additions
-                last.optimizer._inner.apply_gradients(pairs, last.global_step, last.name)
-            finally:
-                adding.additions = outer
+            last = calls[-1]
+            pass_on(last.optimizer._inner, last.request._replace(pairs=pairs))
 
 
 class _ThisThread(threading.local):
@@ -169,21 +156,24 @@ class TowerOptimizer(OptimizerWrapper):
 
         They are checked now, and must not change until then.
         """
+        make_step(self, StepRequest(grads_and_vars, global_step, name))
+
+    def _apply_request(self, request: StepRequest, **own: Any) -> None:
         _this_thread.has_been_used = True
         towers = _this_thread.towers
         if towers is None:
-            self._inner.apply_gradients(grads_and_vars, global_step, name)
+            pass_on(self._inner, request)
             return
-        given = list(grads_and_vars)
+        given, step = list(request.pairs), request.global_step
         # A tower may have no gradient at all. If no tower has any, the optimizer inside raises.
         has_gradient = not given or any(gradient is not None for gradient, _ in given)
         pairs = (
-            pairs_for(self, given)
+            pairs_for(self, given, request.takes_wide)
             if has_gradient
             else [(None, as_variable(variable)) for _, variable in given]
         )
-        step = None if global_step is None else checked_global_step(global_step)
-        towers.collect(_Call(self, pairs, step, name))
+        step = None if step is None else checked_global_step(step)
+        towers.collect(_Call(self, pairs, request._replace(global_step=step)))
 
 
 def replicate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +22,7 @@ from gpuopt.distributed.wrapper import (
 )
 from gpuopt.locks import Lock, call_if_free
 from gpuopt.optimizer import Optimizer
+from gpuopt.step.request import StepRequest
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.updates import dtypes_of, pairs_for
 from gpuopt.step.wide_gradients import widened
@@ -198,18 +199,21 @@ class Worker(OptimizerWrapper):
         """The variable that counts steps."""
         return self._coordinator.global_step
 
-    def _push(self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any) -> None:
+    def _push(self, request: StepRequest) -> None:
         """Hands gradients to the coordinator, and waits until this worker may go on."""
         coordinator = self._coordinator
-        if checked_global_step(global_step).identity is not coordinator.global_step.identity:
+        if (
+            checked_global_step(request.global_step).identity
+            is not coordinator.global_step.identity
+        ):
             raise ValueError(
                 f'global_step must be "{coordinator.global_step.name}", with which the coordinator '
                 "was started"
             )
-        pairs = pairs_for(self, grads_and_vars)
+        pairs = pairs_for(self, request.pairs)
         if self._takes_wide:  # all workers' alike
             pairs = [(widened(*pair), pair[1]) for pair in pairs]
-        ticket = coordinator.push(self.index, self.local_step, pairs)
+        ticket = coordinator.push(self.index, self.local_step, pairs, request.additions)
         self.local_step = coordinator.wait(ticket)
 
     def __enter__(self) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -74,16 +73,3 @@ class Addition(Protocol):
 
 def nothing_to_forget(devices: Collection[Device] | None) -> None:
     """The `Forget` of who makes nothing."""
-
-
-class _ThisThread(threading.local):
-    """What is to be added to this thread's next steps.
-
-    Attributes:
-        additions: The wrapper that is closest to the optimizer comes first.
-    """
-
-    additions: tuple[Addition, ...] = ()
-
-
-this_thread = _ThisThread()

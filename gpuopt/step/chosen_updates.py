@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from gpuopt.locks import Lock
+from gpuopt.step.request import StepRequest
 from gpuopt.step.updates import HookOptimizer, Pair, Updates
-from gpuopt.step.wide_gradients import this_thread
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
@@ -15,7 +15,7 @@ from gpuopt.variables.variable import Variable
 class ChoosingOptimizer(HookOptimizer, Protocol):
     """The part of an optimizer that `ChosenUpdates` uses."""
 
-    def _checked_updates(self, given: Sequence[Any]) -> Updates: ...
+    def _checked_updates(self, request: StepRequest) -> Updates: ...
 
 
 class ChosenUpdates:
@@ -37,10 +37,10 @@ class ChosenUpdates:
             chosen: Those of their pairs that are written; there may be none.
         """
         self._every = every
-        self.takes_wide = every.takes_wide
-        if chosen and self.takes_wide:
-            this_thread.takes_wide = optimizer
-        self._chosen = optimizer._checked_updates(list(chosen)) if chosen else None
+        self.request = every.request
+        # `pairs` of all updates has finished the sums.
+        mine = every.request._replace(pairs=list(chosen), late_sums=None)
+        self._chosen = optimizer._checked_updates(mine) if chosen else None
         self.has_rows_on_a_gpu = every.has_rows_on_a_gpu
         self.created = every.created
         self.forgets = every.forgets if self._chosen is None else self._chosen.forgets

@@ -21,7 +21,6 @@ from gpuopt.step.row_checks import is_updating
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.updates import Updates
-from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.late_errors import register
 from gpuopt.variables.variable import Variable
@@ -230,11 +229,8 @@ class DeviceScaling:
                 GPUOPT_CHECK is 1.
             RuntimeError: this thread is in the middle of a step, as in a signal handler.
         """
-        takes_wide, late_sums = wide_gradients.takes_wide, wide_gradients.late_sums
         while True:
             key = key_of_step()
-            # The step takes them when it begins.
-            wide_gradients.takes_wide, wide_gradients.late_sums = takes_wide, late_sums
             with suppress(StepAgain):
                 self._call_once(step, key)
                 break

@@ -34,14 +34,10 @@ class LateSums:
     """What a step on GPUs may add as it measures its gradients, so that no launch is for it alone.
 
     Whoever reads the arrays otherwise calls `finish` before; the slots are not watched.
-
-    Attributes:
-        optimizer: Whose step gets them.
     """
 
     def __init__(
         self,
-        optimizer: Any,
         sums: Sequence[LateSum],
         divisor: int,
         factors_on: Callable[[Device], Array | None],
@@ -50,13 +46,11 @@ class LateSums:
         """Takes what is still to be added.
 
         Args:
-            optimizer: See the attribute.
             sums: Of variables on GPUs; the gradients share no memory with them.
             divisor: What the sums are divided by then.
             factors_on: Returns `AddedGradients.factors` on a device.
             add: Adds and divides.
         """
-        self.optimizer = optimizer
         # By the id of the array that the step is given, which `total` keeps alive.
         self._left = {id(each.total.unread_storage): each for each in sums}
         self._divisor = float(divisor)

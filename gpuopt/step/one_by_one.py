@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, Protocol
 
 from gpuopt.autodiff.engine import Loss
 from gpuopt.step.loss import gradients_of, refuse_independent_loss
 from gpuopt.step.overlap import refuse_shared_memory
+from gpuopt.step.request import StepRequest
 from gpuopt.step.step import Step
 from gpuopt.step.updates import HookOptimizer, Updates, dtypes_of
 from gpuopt.variables.identity import Identity
@@ -18,7 +19,7 @@ from gpuopt.variables.variable import Variable
 class UpdatingOptimizer(HookOptimizer, Protocol):
     """The part of an optimizer that `update_one_by_one` uses."""
 
-    def _checked_updates(self, given: Sequence[Any]) -> Updates: ...
+    def _checked_updates(self, request: StepRequest) -> Updates: ...
 
 
 def update_one_by_one(
@@ -51,7 +52,7 @@ def update_one_by_one(
                 is_owned = False
                 refuse_shared_memory(updated, list(chain.from_iterable(map(slots_of, updated))))
             written.update(identities)
-            apply(optimizer._checked_updates([(gradient, variable)]))
+            apply(optimizer._checked_updates(StepRequest([(gradient, variable)])))
 
         dtypes = dtypes_of(optimizer)
         grads_and_vars = gradients_of(loss, var_list, grad_loss, dtypes, update)

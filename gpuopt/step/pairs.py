@@ -13,7 +13,7 @@ from gpuopt.device import device_of
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.state.masters import refuse_split
 from gpuopt.step.overlap import refuse_shared_memory
-from gpuopt.step.wide_gradients import is_taken_wide
+from gpuopt.step.wide_gradients import wide_dtype
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import reading
 from gpuopt.variables.storage import describe
@@ -54,14 +54,14 @@ class Zipped(Sequence[tuple[Any, Any]]):
 def checked_pairs(
     grads_and_vars: Iterable[tuple[Any, Any]],
     valid_dtypes: Set[np.dtype[Any]],
-    takes_wide: bool | None = None,
+    takes_wide: bool = False,
 ) -> list[tuple[Gradient | None, Variable]]:
     """Turns what a user passes to `apply_gradients` into pairs that can be applied.
 
     Args:
         grads_and_vars: See `Optimizer.apply_gradients`.
         valid_dtypes: The dtypes that variables and gradients may have.
-        takes_wide: See `is_taken_wide`.
+        takes_wide: Whether gradients may have the type that rules compute in.
 
     Returns:
         Pairs in the given order. A gradient is None, an array of its variable's shape and dtype,
@@ -145,7 +145,7 @@ def checked_gradients(
     pairs: Sequence[tuple[Any, Variable]],
     positions: Sequence[int],
     valid_dtypes: Set[np.dtype[Any]],
-    takes_wide: bool | None = None,
+    takes_wide: bool = False,
 ) -> list[Gradient | None]:
     """Returns the gradients of pairs, each as `checked_gradient` does; None stays None.
 
@@ -153,7 +153,7 @@ def checked_gradients(
         pairs: (gradient, variable) pairs.
         positions: Where they are in `grads_and_vars`.
         valid_dtypes: See `checked_gradient`.
-        takes_wide: See `is_taken_wide`.
+        takes_wide: Whether gradients may have the type that rules compute in.
 
     Raises:
         TypeError: of gradients with other dtypes than their variables, the error lists each.
@@ -180,11 +180,11 @@ def checked_gradient(
     gradient: Any,
     variable: Variable,
     valid_dtypes: Set[np.dtype[Any]],
-    takes_wide: bool | None = None,
+    takes_wide: bool = False,
 ) -> Gradient:
     """Returns an array of its variable's device, shape and dtype, or IndexedSlices that fit it.
 
-    The dtype may be a wider one: see `is_taken_wide`.
+    With `takes_wide`, the dtype may be the one that rules compute in.
     """
     refuse_split(variable)
     if variable.dtype not in valid_dtypes:
@@ -235,9 +235,7 @@ def _pair(position: int, pair: Any) -> tuple[Any, Any]:
     return parts
 
 
-def _checked_slices(
-    slices: IndexedSlices, variable: Variable, takes_wide: bool | None
-) -> IndexedSlices:
+def _checked_slices(slices: IndexedSlices, variable: Variable, takes_wide: bool) -> IndexedSlices:
     name, shape = variable.name, variable.shape
     if variable.constraint is not None:
         raise RuntimeError(
@@ -286,7 +284,7 @@ def _check_rows(indices: np.ndarray[Any, Any], variable: Variable) -> None:
         )
 
 
-def _as_gradient_array(gradient: Any, variable: Variable, takes_wide: bool | None) -> Any:
+def _as_gradient_array(gradient: Any, variable: Variable, takes_wide: bool) -> Any:
     if isinstance(gradient, Variable):
         # The step reads it later, inside `reading`; a copy to another device is made now.
         with reading(gradient):
@@ -337,17 +335,17 @@ def _on_device(array: Any, variable: Variable) -> Any:
         raise_naming(f'gradient for "{variable.name}"', error)
 
 
-def _check_dtype(array: Any, variable: Variable, takes_wide: bool | None) -> None:
+def _check_dtype(array: Any, variable: Variable, takes_wide: bool) -> None:
     message = _wrong_dtype(array, variable, takes_wide)
     if message is not None:
         raise TypeError(f"{message}. {_NO_CAST}")
 
 
-def _wrong_dtype(gradient: Any, variable: Variable, takes_wide: bool | None) -> str | None:
+def _wrong_dtype(gradient: Any, variable: Variable, takes_wide: bool) -> str | None:
     """Describes the dtype of a gradient that its variable does not take; None if it takes it."""
     values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
     dtype = getattr(values, "dtype", variable.dtype)
-    if dtype == variable.dtype or is_taken_wide(dtype, variable, takes_wide):
+    if dtype == variable.dtype or (takes_wide and dtype == wide_dtype(variable)):
         return None
     return (
         f'gradient for "{variable.name}" has dtype {dtype}; the variable has dtype {variable.dtype}'

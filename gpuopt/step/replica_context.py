@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from gpuopt.step.request import StepRequest
 from gpuopt.variables.identity import Identity
 
 
 class Strategy(Protocol):
     """How several replicas update their variables together."""
 
-    def apply_gradients(
-        self, optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any, name: Any
-    ) -> None:
+    def apply_gradients(self, optimizer: Any, request: StepRequest) -> None:
         """Does one replica's part of `optimizer.apply_gradients`, called in its context."""
 
 
@@ -59,19 +58,20 @@ class _ThisThread(threading.local):
     context = ReplicaContext()
 
 
-_this_thread = _ThisThread()
+# Public, because each step reads it: a function call would cost time.
+this_thread = _ThisThread()
 
 
 def replica_context() -> ReplicaContext:
     """Returns this thread's place among the replicas; by default the only one."""
-    return _this_thread.context
+    return this_thread.context
 
 
 @contextmanager
 def in_replica(context: ReplicaContext) -> Iterator[None]:
     """Makes this thread the given replica."""
-    outer, _this_thread.context = _this_thread.context, context
+    outer, this_thread.context = this_thread.context, context
     try:
         yield
     finally:
-        _this_thread.context = outer
+        this_thread.context = outer

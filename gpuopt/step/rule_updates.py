@@ -23,7 +23,6 @@ from gpuopt.state.state import Created
 from gpuopt.step.averages import StepAverages
 from gpuopt.step.clips import CLIPPING_MAKES_NAN, Measurement, StepClips
 from gpuopt.step.known import Group
-from gpuopt.step.late_sums import LateSums
 from gpuopt.step.nonfinite import describe_first
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import (
@@ -34,14 +33,13 @@ from gpuopt.step.pairs import (
     unpack_pair,
 )
 from gpuopt.step.parts import Part, Unit, names_of, units_of
+from gpuopt.step.request import StepRequest
 from gpuopt.step.rounding import check_not_float16
 from gpuopt.step.rule_protocol import RuleOptimizer
 from gpuopt.step.sparse_updates import apply_as_dense, apply_sparse
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.tables_behind import refuse_unseen_reads
 from gpuopt.step.updates import Pair, apply_constraint, dtypes_of
-from gpuopt.step.wide_gradients import take_late_sums
-from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -52,7 +50,6 @@ class RuleUpdates:
     """The updates of one step by rules."""
 
     # Here, because setting each in `__init__` takes time.
-    _late_sums: LateSums | None = None
     _numbers = StepNumbers({}, None, None)
     # These, and those of counts of steps that are less by one each: see `decide_on_gpu`.
     _of_counts: Sequence[StepNumbers] = ()
@@ -66,12 +63,10 @@ class RuleUpdates:
     gpu_decides: Lock | None = None
     has_rows_on_a_gpu = False
 
-    def __init__(self, optimizer: RuleOptimizer, given: Sequence[Any]) -> None:
+    def __init__(self, optimizer: RuleOptimizer, request: StepRequest) -> None:
         """Divides the pairs into parts and checks them; recognised pairs need few checks."""
         self._optimizer = optimizer
-        self.takes_wide = wide_gradients.takes_wide is optimizer
-        if self.takes_wide:
-            wide_gradients.takes_wide, self._late_sums = None, take_late_sums(optimizer)
+        self.request = request
         self._parts: list[Part] = []
         # What is being written, and what has been written.
         self._writing: Unit = []
@@ -79,7 +74,7 @@ class RuleUpdates:
         self.created: list[Created] = []
         self.forgets: list[Callable[[Collection[Device] | None], None]] = []
         self.read: list[Variable] = []
-        given, gradients, variables = _unzip(given)
+        given, gradients, variables = _unzip(request.pairs)
         all_plain = array_types.issuperset(map(type, gradients))
         others = [] if all_plain else _not_plain(gradients)
         if others:
@@ -104,11 +99,11 @@ class RuleUpdates:
                 group = optimizer.known.find([as_passed], optimizer.state.version.number, choice)
                 part = Part(rule, [as_passed], [gradient], (position,), group, choice=choice)
                 if group is None:
-                    part.check(optimizer, self.takes_wide)
+                    part.check(optimizer, request.takes_wide)
                 self._parts.append(part)
             else:
                 checked = checked_gradient(
-                    gradient, variable, dtypes_of(optimizer), self.takes_wide
+                    gradient, variable, dtypes_of(optimizer), request.takes_wide
                 )
                 if isinstance(gradient, Variable):
                     self.read.append(gradient)
@@ -120,8 +115,8 @@ class RuleUpdates:
             refuse_no_gradients([unpack_pair(*each)[1] for each in enumerate(given)])
 
     def pairs(self) -> Sequence[Pair]:
-        if self._late_sums is not None:
-            self._late_sums.finish()
+        if self.request.late_sums is not None:
+            self.request.late_sums.finish()
         if len(self._parts) == 1:
             return list(self._parts[0].pairs())
         every = [
@@ -177,7 +172,7 @@ class RuleUpdates:
             return
         for part in self._parts:
             if part.group is not None:  # others have been checked
-                part.check(self._optimizer, self.takes_wide)
+                part.check(self._optimizer, self.request.takes_wide)
         state = self._optimizer.state
         with writing(), state.lock:
             variables = [v for part in unknown for v in part.variables()]
@@ -248,7 +243,7 @@ class RuleUpdates:
                 if batch.real not in scalars:
                     scalars[batch.real] = self._optimizer._scalars_for(batch.real)
         # What such a rule sums is computed as sums get the last gradients.
-        is_late = self._late_sums is not None
+        is_late = self.request.late_sums is not None
         sums_inputs = is_late and bool([part for part in self._parts if part.rule.degrees])
         if sums_inputs or self._optimizer.clips is not None:
             unscale = 1.0 if sums_inputs else None
@@ -274,7 +269,7 @@ class RuleUpdates:
                 if averages is not None and part.is_averaged:
                     part.is_averaged = all(averages.joining(part.given))
                 self.create_slots()
-            part.check(self._optimizer, self.takes_wide)
+            part.check(self._optimizer, self.request.takes_wide)
 
     def must_check_first(self) -> bool:
         needs_host = self._has_constraints or self._host_decides
@@ -311,8 +306,8 @@ class RuleUpdates:
         units = self._units or units_of(self._parts)
         if self._clips is not None and not self._units:
             self._measure(units)
-        if self._late_sums is not None:
-            self._late_sums.finish()  # where no norms are asked for
+        if self.request.late_sums is not None:
+            self.request.late_sums.finish()  # where no norms are asked for
         for unit in units:
             part, batch = unit[0]
             if part.rule.is_emitted or batch.device.kind == "cpu":
@@ -459,7 +454,7 @@ class RuleUpdates:
         assert self._clips is not None, "they are asked for"
         every_part = list(chain.from_iterable(units))
         flags = self._optimizer.row_checks.flags_of_this_thread
-        self._clips.measure(every_part, flags, self._late_sums)
+        self._clips.measure(every_part, flags, self.request.late_sums)
 
     def written(self) -> tuple[list[str], list[str]]:
         return names_of(self._done), names_of(self._writing)
@@ -500,7 +495,7 @@ class RuleUpdates:
         if group is None:
             for position, pair in zip(at, zip(gradients, variables, strict=True), strict=True):
                 unpack_pair(position, pair)
-            part.check(optimizer, self.takes_wide)
+            part.check(optimizer, self.request.takes_wide)
         self._parts.append(part)
 
     def _version_with_averages(self) -> int:

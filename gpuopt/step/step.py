@@ -21,7 +21,7 @@ from gpuopt.interrupts import SMALL_WRITE, interrupts_put_off
 from gpuopt.locks import call_locked
 from gpuopt.state import masters
 from gpuopt.state.state import State
-from gpuopt.step import additions, tables_behind
+from gpuopt.step import tables_behind
 from gpuopt.step.additions import Addition, Forget
 from gpuopt.step.pairs import HOW_TO_PASS, raise_naming
 from gpuopt.step.report import Report
@@ -154,12 +154,12 @@ class Step:
         elif isinstance(watching.this_thread.watcher, Report):  # of the step that this is inside of
             self.watched = watching.watched_by(None)
 
-    def run(self, updates: Updates, *own: Addition) -> None:
+    def run(self, updates: Updates, *added: Addition) -> None:
         """Does the whole step: the updates, `_finish`, the count, and what wrappers add.
 
         Args:
             updates: All of the step's.
-            own: What the optimizer itself adds, before all wrappers.
+            added: What the optimizer itself adds, and then wrappers, from the inside out.
         """
         updates.refuse_shared_memory(self.counter)
         if begun:
@@ -167,18 +167,18 @@ class Step:
         if updates.num_elements() > SMALL_WRITE:
             later = interrupts_put_off(waits_for_begin=True)
             with later:
-                self._run_in_gate(updates, own, later)
+                self._run_in_gate(updates, added, later)
         else:
-            self._run_in_gate(updates, own)
+            self._run_in_gate(updates, added)
 
     def _run_in_gate(
         self,
         updates: Updates,
-        own: Sequence[Addition],
+        added: Sequence[Addition],
         later: interrupts_put_off | None = None,
     ) -> None:
-        this_thread, adding = self._optimizer.this_thread, additions.this_thread
-        outer, added = vars(this_thread).copy(), adding.additions
+        this_thread = self._optimizer.this_thread
+        outer = vars(this_thread).copy()
         report = self._report
         as_step = profiling_range(self.name) if gpu_backends else _nothing
         with as_step if report is None else report.watch_step(self.name, self._began), writing():
@@ -187,14 +187,13 @@ class Step:
             # Before it reads what other steps and restores write: from here on, none comes between.
             begun[self] = None
             try:
-                adding.additions = ()  # of a step inside this one, as of user code
                 try:
                     updates.create_slots()
                     self._prepare()
                     updates.fix_scalars()
                     updates.check()
-                    if added or own:
-                        updates = self._prepare_additions((*own, *added), updates)
+                    if added:
+                        updates = self._prepare_additions(added, updates)
                 except BaseException:
                     self._forget(updates)
                     raise
@@ -207,7 +206,6 @@ class Step:
                     self._check_and_call(write, updates)
             finally:
                 vars(this_thread).update(outer)
-                adding.additions = added
                 if self in begun:
                     note_unfinished(self)
 

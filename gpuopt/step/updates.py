@@ -16,9 +16,10 @@ from gpuopt.state.state import Created, State
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
 from gpuopt.step.pairs import Gradient, as_pairs, checked_pairs
+from gpuopt.step.request import StepRequest
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.user_code import call_user_code
-from gpuopt.step.wide_gradients import narrowed, take_late_sums, this_thread
+from gpuopt.step.wide_gradients import narrowed
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -37,13 +38,13 @@ class Updates(Protocol):
         read: The gradients that are Variables: `apply` is called inside `reading` of them.
         gpu_decides: If a GPU decides whether the step is made, a lock to be held from the decision
             to the step's count. Who lets it decide also puts right what the host has counted.
-        takes_wide: Whether gradients may have the type that rules compute in.
+        request: The step's.
         unscaled_by: What gradients are still to be multiplied by, if they are to be measured; else
             None.
     """
 
     gpu_decides: Lock | None
-    takes_wide: bool
+    request: StepRequest
     has_rows_on_a_gpu: bool
     created: list[Created]
     forgets: list[Callable[[Collection[Device] | None], None]]
@@ -141,16 +142,13 @@ class HookUpdates:
     gpu_decides: Lock | None = None
     unscaled_by: float | None = None
 
-    def __init__(self, optimizer: HookOptimizer, given: Sequence[Any]) -> None:
+    def __init__(self, optimizer: HookOptimizer, request: StepRequest) -> None:
         self._optimizer = optimizer
-        self.takes_wide = this_thread.takes_wide is optimizer
-        if self.takes_wide:
-            this_thread.takes_wide = None
-            late_sums = take_late_sums(optimizer)
-            if late_sums is not None:
-                late_sums.finish()
-        given = as_pairs(given)
-        checked = checked_pairs(given, dtypes_of(optimizer), self.takes_wide)
+        self.request = request
+        if request.late_sums is not None:
+            request.late_sums.finish()
+        given = as_pairs(request.pairs)
+        checked = checked_pairs(given, dtypes_of(optimizer), request.takes_wide)
         # A hook's own code computes in the variable's dtype.
         self._pairs = [(narrowed(*pair), pair[1]) for pair in checked if pair[0] is not None]
         self._num_begun = 0
@@ -192,7 +190,7 @@ class HookUpdates:
 
     def check(self) -> None:
         # They have been narrowed.
-        checked = checked_pairs(self._pairs, dtypes_of(self._optimizer), takes_wide=False)
+        checked = checked_pairs(self._pairs, dtypes_of(self._optimizer))
         state = self._optimizer.state
         variables = [variable for _, variable in checked]
         slots = (slot for each in variables for slot in state.slots_of(each))
@@ -251,10 +249,16 @@ def apply_constraint(variable: Variable) -> None:
 
 
 def pairs_for(
-    optimizer: HookOptimizer, grads_and_vars: Iterable[tuple[Any, Any]]
+    optimizer: HookOptimizer, grads_and_vars: Iterable[tuple[Any, Any]], takes_wide: bool = False
 ) -> list[tuple[Gradient | None, Variable]]:
-    """Returns `checked_pairs` of gradients that an optimizer is to take in a later step."""
-    takes_wide = optimizer._takes_wide or None
+    """Returns `checked_pairs` of gradients that an optimizer is to take in a later step.
+
+    Args:
+        optimizer: Which one.
+        grads_and_vars: See `checked_pairs`.
+        takes_wide: Whether the step takes wide gradients that the optimizer by itself does not.
+    """
+    takes_wide = takes_wide or optimizer._takes_wide
     return checked_pairs(grads_and_vars, dtypes_of(optimizer), takes_wide)
 
 

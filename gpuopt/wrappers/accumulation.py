@@ -15,12 +15,10 @@ from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers
 from gpuopt.interrupts import SMALL_WRITE, interrupts_put_off
 from gpuopt.locks import Lock
 from gpuopt.optimizer import OnNonfinite, Optimizer
-from gpuopt.optimizers.base.weight_decay import WeightDecay
-from gpuopt.step import wide_gradients
-from gpuopt.step.late_sums import LateSums
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import replica_context
+from gpuopt.step.request import StepRequest, is_overridden, make_step, pass_on
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.updates import Pair, pairs_for
 from gpuopt.variables.copied import found_again
@@ -29,18 +27,13 @@ from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
 from gpuopt.variables.unfinished import refuse_unfinished
 from gpuopt.variables.variable import Variable
-from gpuopt.wrappers.base import StepWrapper, at_least_1
+from gpuopt.wrappers.base import at_least_1
 from gpuopt.wrappers.gradient_sums import GradientSums
 from gpuopt.wrappers.loss_scale import LossScaleOptimizer, checked_loss_scale, unscaled_pairs
 from gpuopt.wrappers.replica_sums import ReplicaCall, Sums, strategy_of_replica
 
 _logger = logging.getLogger("gpuopt")
 
-# They hand gradients to the step, by which alone they look at them.
-_HAND_ON = frozenset(
-    vars(each)["apply_gradients"]
-    for each in (Optimizer, WeightDecay, StepWrapper, LossScaleOptimizer)
-)
 # How many steps' gradients are summed for an update, or a function that returns it.
 Steps = int | Callable[[], Any]
 Reduction = Literal["mean", "sum"]
@@ -205,18 +198,23 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
 
         Besides what `Optimizer.apply_gradients` raises.
         """
+        request = StepRequest(grads_and_vars, global_step, name, skip_gradients_aggregation)
+        make_step(self, request, loss_scale=loss_scale)
+
+    def _apply_request(self, request: StepRequest, **own: Any) -> None:
         self._refuse_nested()
-        given, loss_scale = as_sequence(grads_and_vars), checked_loss_scale(loss_scale)
+        loss_scale, global_step = checked_loss_scale(own.get("loss_scale")), request.global_step
+        given = as_sequence(request.pairs)
         strategy = strategy_of_replica(self)
         if strategy is not None:
             if loss_scale is not None:
                 given = unscaled_pairs(as_pairs(given), loss_scale)
-            if skip_gradients_aggregation:
+            if request.skips_aggregation:
                 raise RuntimeError(
                     f'"{self.get_name()}" counts the calls of all replicas together: '
                     "skip_gradients_aggregation cannot be had in a replica"
                 )
-            self._call_in_replica(strategy, given, global_step, name)
+            self._call_in_replica(strategy, given, request)
             return
         steps = self._steps_now()
         if global_step is not None:
@@ -246,7 +244,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
                 )
                 if is_last:
                     divided = [variable for _, variable in pairs]
-                    self._update(divisor, divided, global_step, name, late)
+                    self._update(divisor, divided, request._replace(late_sums=late))
             except BaseException as error:
                 self._drop(error, count)
                 raise
@@ -261,7 +259,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         self._refuse_nested()
         strategy = strategy_of_replica(self)
         if strategy is not None:
-            self._call_in_replica(strategy, None, global_step, name)
+            self._call_in_replica(strategy, None, StepRequest(None, global_step, name))
             return
         if global_step is not None:
             checked_global_step(global_step)
@@ -269,7 +267,8 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             count = self._sums.num_steps
             if count:
                 try:
-                    self._update(self._divisor(count), (), global_step, name)
+                    request = StepRequest(None, global_step, name)
+                    self._update(self._divisor(count), (), request)
                 except BaseException as error:
                     self._drop(error, count)
                     raise
@@ -346,7 +345,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         return at_least_1("accumulation_steps", steps()) if callable(steps) else steps
 
     def _call_in_replica(
-        self, strategy: MirroredStrategy, given: Sequence[Any] | None, global_step: Any, name: Any
+        self, strategy: MirroredStrategy, given: Sequence[Any] | None, request: StepRequest
     ) -> None:
         """Does one replica's part of `apply_gradients`, or of `apply_accumulated`.
 
@@ -355,8 +354,8 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         """
         call = ReplicaCall(strategy, self, given)
         steps = 1 if given is None or not call.is_first else self._steps_now()
-        if global_step is not None:
-            checked_global_step(global_step)
+        if request.global_step is not None:
+            checked_global_step(request.global_step)
         if given is not None and self._on_nonfinite != "propagate":
             found = call.first_found(first_nonfinite(call.pairs))
             if found is not None:
@@ -378,7 +377,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
                 with reading(*gradients):
                     sums = call.in_first(partial(self._add_in_replicas, steps, given is None))
                 if sums is not None:
-                    self._apply_sums(*sums, global_step, name)
+                    self._apply_sums(*sums, request)
             except BaseException as error:
                 if call.is_first:
                     self._drop(error, count)
@@ -405,40 +404,17 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
 
     def _shows_gradients(self) -> bool:
         """Whether an `apply_gradients` inside, a user's own, gets the sums to look at."""
-        for each in inner_optimizers(self._inner):
-            # Each may call the next one.
-            named = [vars(each), *map(vars, type(each).__mro__)]
-            methods = {names["apply_gradients"] for names in named if "apply_gradients" in names}
-            if not methods <= _HAND_ON:
-                return True
-        return False
+        every = inner_optimizers(self._inner)
+        return bool([each for each in every if is_overridden(each, "apply_gradients")])
 
-    def _update(
-        self,
-        divisor: int,
-        divided: Sequence[Any],
-        global_step: Any,
-        name: str | None,
-        late_sums: LateSums | None = None,
-    ) -> None:
-        self._apply_sums(*self._sums.take(divisor, divided), global_step, name, late_sums)
+    def _update(self, divisor: int, divided: Sequence[Any], request: StepRequest) -> None:
+        self._apply_sums(*self._sums.take(divisor, divided), request)
 
     def _apply_sums(
-        self,
-        pairs: Sequence[tuple[Any, Any]],
-        totals: Sequence[Variable],
-        global_step: Any,
-        name: str | None,
-        late_sums: LateSums | None = None,
+        self, pairs: Sequence[tuple[Any, Any]], totals: Sequence[Variable], request: StepRequest
     ) -> None:
-        this_thread = wide_gradients.this_thread
-        before = this_thread.takes_wide, this_thread.late_sums
-        try:
-            this_thread.takes_wide, this_thread.late_sums = self.owner_of_state, late_sums
-            with reading(*totals):
-                self._inner.apply_gradients(pairs, global_step, name)
-        finally:
-            this_thread.takes_wide, this_thread.late_sums = before
+        with reading(*totals):
+            pass_on(self._inner, request._replace(pairs=pairs, takes_wide=True))
 
     def _drop(self, error: BaseException, count: int) -> None:
         self._sums.reset()

@@ -13,9 +13,9 @@ from gpuopt.distributed.broadcasting import broadcast_all
 from gpuopt.distributed.wrapper import inner_optimizers
 from gpuopt.optimizer import Optimizer
 from gpuopt.quietly import quietly
-from gpuopt.step import additions
 from gpuopt.step.additions import Forget
 from gpuopt.step.pairs import Gradient
+from gpuopt.step.request import StepRequest, pass_on
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
 from gpuopt.variables.gate import writing
@@ -150,14 +150,9 @@ class AGNOptimizer(PeriodicWrapper):
         pairs = [(quietly(_mean_of, each, self._period), each.center) for each in own]
         if not pairs:
             return
-        adding = additions.this_thread
-        outer = adding.additions
-        try:
-            adding.additions = ()  # what is added to the worker's own steps
-            # Counts nothing; some optimizers want to know how late it is.
-            self._inner.apply_gradients(pairs, np.array(int(self._local_step)))
-        finally:
-            adding.additions = outer
+        # Without what is added to the worker's own steps. The number counts nothing; some
+        # optimizers want to know how late it is.
+        pass_on(self._inner, StepRequest(pairs, np.array(int(self._local_step))))
 
     def _kept_beside(self, centers: Sequence[Variable]) -> list[Variable]:
         """Lists the centers' slots, and what wrappers keep beside them, as moving averages."""

@@ -10,9 +10,9 @@ import numpy as np
 
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
 from gpuopt.optimizer import Optimizer, is_marked
-from gpuopt.step import additions
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.replica_context import replica_context
+from gpuopt.step.request import StepRequest, make_step, pass_on
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
 from gpuopt.variables.variable import Variable
@@ -67,15 +67,11 @@ class StepWrapper(OptimizerWrapper):
             name: Likewise.
             skip_gradients_aggregation: Likewise.
         """
-        # Only then: optimizers that TensorFlow's users wrote do not take it.
-        options = {"skip_gradients_aggregation": True} if skip_gradients_aggregation else {}
-        adding = additions.this_thread
-        outer = adding.additions
-        try:
-            adding.additions = (self, *outer)
-            self._inner.apply_gradients(grads_and_vars, global_step, name, **options)
-        finally:
-            adding.additions = outer
+        request = StepRequest(grads_and_vars, global_step, name, skip_gradients_aggregation)
+        make_step(self, request)
+
+    def _apply_request(self, request: StepRequest, **own: Any) -> None:
+        pass_on(self._inner, request._replace(additions=(self, *request.additions)))
 
     def _variables_beside(self, variables: Sequence[Variable]) -> list[Variable]:
         """Returns what the wrapper keeps beside variables; makes what is missing.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from gpuopt.distributed.communicator import RankGroup
 from gpuopt.distributed.coordinator import Coordinator
+from gpuopt.distributed.gathering import Pairs
 from gpuopt.distributed.remote_coordinator import RemoteCoordinator
 from gpuopt.distributed.stale_coordinator import StaleGradientCoordinator
 from gpuopt.distributed.stop_request import StopRequest
@@ -22,7 +23,9 @@ from gpuopt.distributed.workers_optimizer import (
 )
 from gpuopt.locks import Lock
 from gpuopt.optimizer import Optimizer
+from gpuopt.step.additions import Addition
 from gpuopt.step.pairs import Gradient
+from gpuopt.step.request import StepRequest, make_step, pass_on
 from gpuopt.variables.gate import writing
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import refuse_replicas
@@ -162,7 +165,7 @@ class DropStaleGradientOptimizer(WorkersOptimizer):
         def open_coordinator() -> Coordinator:
             self._close_last()
             self._coordinator = coordinator = StaleGradientCoordinator(
-                partial(self._apply_or_drop, counter),
+                partial(self._apply_pushed, counter),
                 counter,
                 [self.stale_counter],
                 total_num_replicas=num_workers,
@@ -247,13 +250,17 @@ class DropStaleGradientOptimizer(WorkersOptimizer):
 
         Besides what `Optimizer.apply_gradients` raises, if the gradients are not stale.
         """
+        make_step(self, StepRequest(grads_and_vars, global_step, name), local_step=local_step)
+
+    def _apply_request(self, request: StepRequest, **own: Any) -> None:
         refuse_replicas(self)
-        counter = self._find_counter(global_step)
+        counter, local_step = self._find_counter(request.global_step), own.get("local_step")
+        request = request._replace(global_step=counter)
         worker = self._this_thread.worker
         if worker is not None:
             if local_step is not None:
                 worker.local_step = local_step
-            worker.apply_gradients(grads_and_vars, counter, name)
+            pass_on(worker, request)
             return
         if isinstance(self._coordinator, RemoteCoordinator) and not self._coordinator.is_closed:
             raise RuntimeError(
@@ -268,22 +275,22 @@ class DropStaleGradientOptimizer(WorkersOptimizer):
                 "compute_gradients in this thread, or pass local_step=int(global_step), read "
                 "before they were"
             )
-        self._apply_or_drop(counter, grads_and_vars, local_step, name)
+        self._apply_or_drop(request, local_step)
 
-    def _apply_or_drop(
-        self,
-        counter: Variable,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        local_step: int,
-        name: str | None = None,
+    def _apply_pushed(
+        self, counter: Variable, pairs: Pairs, local_step: int, additions: Sequence[Addition]
     ) -> bool:
+        request = StepRequest(pairs, counter, additions=tuple(additions))
+        return self._apply_or_drop(request, local_step)
+
+    def _apply_or_drop(self, request: StepRequest, local_step: int) -> bool:
         """Returns whether the gradients were not stale, and so applied."""
         with writing(), self._applying:
-            is_stale = int(counter) - local_step > self._staleness
+            is_stale = int(request.global_step) - local_step > self._staleness
             if is_stale:
                 self.stale_counter.assign_add(1)
             else:
-                self._inner.apply_gradients(grads_and_vars, counter, name)
+                pass_on(self._inner, request)
                 raise_refusal(self._inner)
         return not is_stale
 
@@ -345,8 +352,13 @@ class DropStaleGradientWorker(Worker):
             CancelledError: the run is over.
             WorkerFailedError: an update has failed, or the chief.
         """
+        make_step(self, StepRequest(grads_and_vars, global_step, name))
+
+    def _apply_request(self, request: StepRequest, **own: Any) -> None:
         refuse_replicas(self)
-        self._push(grads_and_vars, self.global_step if global_step is None else global_step)
+        if request.global_step is None:
+            request = request._replace(global_step=self.global_step)
+        self._push(request)
 
 
 def _checked_counter(global_step: Any) -> Variable:

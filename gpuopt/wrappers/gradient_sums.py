@@ -221,7 +221,7 @@ class GradientSums(SumsInState):
             self._launch_kinds(some, [each.begins for each in left], divisor, loss_scale)
 
         factors_on = partial(self._factors_on, loss_scale)
-        return LateSums(self._optimizer, sums, divisor, factors_on, add)
+        return LateSums(sums, divisor, factors_on, add)
 
     def _factors_on(self, loss_scale: Any, device: Device) -> Any:
         return None if loss_scale is None else self._factors.on(device, loss_scale)

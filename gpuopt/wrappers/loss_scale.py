@@ -25,16 +25,15 @@ from gpuopt.quietly import quietly
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
 from gpuopt.state import loss_scales
 from gpuopt.state.state_dict import OptimizerState, check_form, load_state
-from gpuopt.step import additions
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.device_scaling import DeviceScale, DeviceScaling, Key, reciprocal_on
 from gpuopt.step.loss import GATE_OP, checked_gate
 from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import replica_context
+from gpuopt.step.request import StepRequest, make_step
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
-from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar, check_bool
@@ -232,31 +231,31 @@ class LossScaleOptimizer(StepWrapper):
             ValueError: `loss_scale` is below 1, above 2**126, or NaN; or the host would wait for
                 GPUs in each step, without `host_may_wait`.
         """
-        for outer in additions.this_thread.additions:
+        request = StepRequest(grads_and_vars, global_step, name, skip_gradients_aggregation)
+        make_step(self, request, loss_scale=loss_scale)
+
+    def _apply_request(self, request: StepRequest, **own: Any) -> None:
+        for outer in request.additions:
             if isinstance(outer, OptimizerWrapper) and outer.is_for_workers:
                 raise RuntimeError(
                     f"{type(outer).__name__} cannot be around LossScaleOptimizer: its workers meet "
                     "after a number of steps, and each of them would skip others"
                 )
-        loss_scale = checked_loss_scale(loss_scale)
+        loss_scale, pairs = checked_loss_scale(own.get("loss_scale")), as_sequence(request.pairs)
         context = replica_context()
-        if context.strategy is not None and not skip_gradients_aggregation:
+        if context.strategy is not None and not request.skips_aggregation:
             if loss_scale is not None:
-                grads_and_vars = unscaled_pairs(as_pairs(as_sequence(grads_and_vars)), loss_scale)
+                pairs = unscaled_pairs(as_pairs(pairs), loss_scale)
             # The strategy adds up the replicas' gradients, and calls this again.
-            Optimizer.apply_gradients(self, grads_and_vars, global_step, name)
+            Optimizer._apply_request(self, request._replace(pairs=pairs))
             return
-        pairs = as_sequence(grads_and_vars)
-        step = partial(
-            super().apply_gradients, pairs, global_step, name, skip_gradients_aggregation
-        )
-        outer, takes_wide = self._this_thread.loss_scale, wide_gradients.takes_wide
+        request = request._replace(pairs=pairs)
+        step = partial(super()._apply_request, request._replace(takes_wide=True))
+        outer = self._this_thread.loss_scale
         try:
             self._this_thread.loss_scale = np.float32(1) if loss_scale is None else loss_scale
-            wide_gradients.takes_wide = self.owner_of_state
-            self._on_gpu.call(step, partial(self._key_on_gpu, global_step))
+            self._on_gpu.call(step, partial(self._key_on_gpu, request))
         finally:
-            wide_gradients.takes_wide = takes_wide
             self._this_thread.loss_scale = outer
 
     def leaves_out_call(self) -> bool:
@@ -353,8 +352,8 @@ class LossScaleOptimizer(StepWrapper):
         name = f"{type(self.manager).__name__}.get_loss_scale()"
         return _checked_scale(name, self.manager.get_loss_scale())
 
-    def _key_on_gpu(self, global_step: Any) -> Key | None:
-        return self._inner._key_on_gpu(global_step) if self._rule_is_known else None
+    def _key_on_gpu(self, request: StepRequest) -> Key | None:
+        return self._inner._key_on_gpu(request) if self._rule_is_known else None
 
     def _scaled_gradients(
         self, loss: Loss, var_list: Any, grad_loss: Any, scale: Any

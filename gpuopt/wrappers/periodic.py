@@ -13,6 +13,7 @@ from gpuopt.distributed.communicator import say_who
 from gpuopt.distributed.wrapper import check_inside_of_workers
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.additions import Forget, nothing_to_forget
+from gpuopt.step.request import StepRequest, make_step
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.updates import Updates
 from gpuopt.variables.gate import writing
@@ -123,7 +124,11 @@ class PeriodicWrapper(StepWrapper):
 
         Besides what `Optimizer.apply_gradients` raises.
         """
+        make_step(self, StepRequest(grads_and_vars, global_step, name))
+
+    def _apply_request(self, request: StepRequest, **own: Any) -> None:
         refuse_replicas(self)
+        global_step = request.global_step
         if global_step is None and self._needs_global_step:
             raise ValueError("Global step is required")
         counter = None if global_step is None else checked_global_step(global_step)
@@ -131,7 +136,7 @@ class PeriodicWrapper(StepWrapper):
         # Not while a worker waits for others: who saves would hold those back, and wait for this.
         with writing() if self._communicator.size == 1 else nullcontext():
             before = int(local_step)
-            super().apply_gradients(grads_and_vars, local_step, name)
+            super()._apply_request(request._replace(global_step=local_step))
             if int(local_step) == before:
                 local_step.assign_add(1)
             if int(local_step) % self._period == 0:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import gpuopt
-from gpuopt.step import additions
+from gpuopt.step import request
 from gpuopt.variables import recording
 
 # Large enough for threads and for chunks.
@@ -269,7 +269,7 @@ class Trial:
             raise errors[0]
         self.check()
         assert recording.recorder() is None
-        assert additions.this_thread.additions == ()
+        assert request.this_thread.passing is None
         faulthandler.cancel_dump_traceback_later()
 
     def check_folder(self) -> None:

@@ -45,7 +45,6 @@ from gpuopt.state.masters import create_master
 from gpuopt.state.slot_codecs import MASTER, has_master
 from gpuopt.state.slots import coded_slot, create_slots
 from gpuopt.state.state import Range
-from gpuopt.step import additions
 from gpuopt.step.averages import following
 from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips
 from gpuopt.step.device_scaling import Key
@@ -53,6 +52,7 @@ from gpuopt.step.known import KnownGroups
 from gpuopt.step.misuse import Misuse
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
+from gpuopt.step.request import StepRequest
 from gpuopt.step.rounding import ROUNDED_STEPS
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.tables_behind import bring_up_all
@@ -392,11 +392,12 @@ class RuleOptimizer(Optimizer):
         own, of_groups = this_thread.hyperparameters, this_thread.of_groups
         return clips.of_step(own, of_groups, names, unscale, measures_rest)
 
-    def _key_on_gpu(self, global_step: Any) -> Key | None:
+    def _key_on_gpu(self, request: StepRequest) -> Key | None:
+        global_step = request.global_step
         context, every = replica_context(), (self.hyperparameters, *self.groups)
         if (
             not gpu_backends
-            or additions.this_thread.additions
+            or request.additions
             or context.strategy is not None
             or context.num_replicas > 1
             or self._overrides_apply_hook()
@@ -649,17 +650,17 @@ class RuleOptimizer(Optimizer):
 
     def _apply_rule(self, grad: Any, var: Variable) -> None:
         """Updates one variable, for a hook, with the hyperparameters that `_prepare` evaluated."""
-        updates = RuleUpdates(self, [(grad, var)])
+        updates = RuleUpdates(self, StepRequest([(grad, var)]))
         updates.create_slots()
         updates.fix_scalars()
         updates.check()
         call_user_code(quietly, updates.write, is_ours=True)
 
-    def _checked_updates(self, given: Sequence[Any]) -> Updates:
+    def _checked_updates(self, request: StepRequest) -> Updates:
         if not self._overrides_apply_hook():
-            return RuleUpdates(self, given)
+            return RuleUpdates(self, request)
         refuse_options(self)
-        updates = HookUpdates(self, given)
+        updates = HookUpdates(self, request)
         self._check_groups(updates.variables())
         return updates
 

@@ -22,6 +22,7 @@ from gpuopt.rules.decayed import decayed, decayed_rows
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
+from gpuopt.step.request import StepRequest
 from gpuopt.step.updates import Updates
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -156,8 +157,8 @@ class RuleWithWeightDecay(WeightDecay, RuleOptimizer):
 class HooksWithWeightDecay(WeightDecay):
     """Weight decay before the hooks of an optimizer that updates one variable at a time."""
 
-    def _checked_updates(self, given: Sequence[Any]) -> Updates:
-        updates = super()._checked_updates(given)
+    def _checked_updates(self, request: StepRequest) -> Updates:
+        updates = super()._checked_updates(request)
         for variable in updates.variables() if self._decaying is not None else ():
             self._decays(variable)  # its errors come before anything is written
         return updates

@@ -1,0 +1,128 @@
+"""StepRequest: what goes into one step, from `apply_gradients` through wrappers to the updates."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple, Protocol
+
+from gpuopt.step.late_sums import LateSums
+
+
+class StepRequest(NamedTuple):
+    """One step that an optimizer is to make.
+
+    Attributes:
+        pairs: (gradient, variable) pairs; see `Optimizer.apply_gradients`, also for the next three.
+        global_step: The variable that counts steps, as the caller gave it.
+        name: The step's name in profilers.
+        skips_aggregation: Whether a replica updates its own variables by its own gradients.
+        additions: What wrappers add to the step, each an `Addition`: the closest to the optimizer
+            comes first.
+        takes_wide: Whether gradients may have the type that rules compute in.
+        late_sums: What gradients may still lack.
+    """
+
+    pairs: Any
+    global_step: Any = None
+    name: str | None = None
+    skips_aggregation: bool = False
+    additions: tuple[Any, ...] = ()
+    takes_wide: bool = False
+    late_sums: LateSums | None = None
+
+
+class RequestedOptimizer(Protocol):
+    """The part of an optimizer that requests go through."""
+
+    @property
+    def owner_of_state(self) -> Any: ...
+
+    def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **options: Any) -> None: ...
+
+    def _apply_request(self, request: StepRequest, **own: Any) -> None:
+        """Makes the step.
+
+        Args:
+            request: The step.
+            **own: Arguments that an `apply_gradients` has beside those of `Optimizer`'s.
+        """
+
+
+class _Passing(NamedTuple):
+    """A request that is on its way through a user's own code.
+
+    Attributes:
+        owner: The optimizer whose step it is, as far as that is known.
+        request: The request, but for its pairs: the user's code passes these on, or others.
+    """
+
+    owner: Any
+    request: StepRequest
+
+
+class _ThisThread(threading.local):
+    """What cannot be an argument: TensorFlow's `apply_gradients` has none for it.
+
+    Attributes:
+        passing: Set while an `apply_gradients` of a user's own runs, until that of this package
+            which it calls. There is none in a step, so that steps inside a step have none either.
+    """
+
+    passing: _Passing | None = None
+
+
+# Public, because each step reads it: a function call would cost time.
+this_thread = _ThisThread()
+
+
+def make_step(optimizer: RequestedOptimizer, request: StepRequest, **own: Any) -> None:
+    """Does what `apply_gradients` of this package was called for.
+
+    Args:
+        optimizer: Whose method it is.
+        request: Its arguments.
+        **own: See `RequestedOptimizer._apply_request`.
+    """
+    passing = this_thread.passing
+    if passing is None:
+        optimizer._apply_request(request, **own)
+        return
+    outer = passing.request
+    is_owner = optimizer.owner_of_state is passing.owner
+    try:
+        this_thread.passing = None
+        request = request._replace(
+            additions=outer.additions,
+            takes_wide=outer.takes_wide and is_owner,
+            late_sums=outer.late_sums if is_owner else None,
+        )
+        optimizer._apply_request(request, **own)
+    finally:
+        this_thread.passing = passing
+
+
+def pass_on(optimizer: RequestedOptimizer, request: StepRequest) -> None:
+    """Has an optimizer inside make a step: by its own `apply_gradients` if a user wrote that."""
+    if not is_overridden(optimizer, "apply_gradients"):
+        optimizer._apply_request(request)
+        return
+    # Only then: optimizers that TensorFlow's users wrote do not all take it.
+    options = {"skip_gradients_aggregation": True} if request.skips_aggregation else {}
+    name = [] if request.name is None else [request.name]
+    outer = this_thread.passing
+    try:
+        this_thread.passing = _Passing(optimizer.owner_of_state, request)
+        optimizer.apply_gradients(request.pairs, request.global_step, *name, **options)
+    finally:
+        this_thread.passing = outer
+
+
+def is_overridden(optimizer: Any, method: str) -> bool:
+    """Whether a method is a user's own, or calls one that is."""
+    for names in (vars(optimizer), *map(vars, type(optimizer).__mro__)):
+        if method in names:
+            # Not by `__module__`, which functools.wraps copies to a user's function.
+            module = getattr(names[method], "__globals__", {}).get("__name__")
+            if not str(module).startswith("gpuopt."):
+                return True
+    return False

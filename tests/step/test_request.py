@@ -1,0 +1,132 @@
+"""What wrappers ask of a step reaches the step of the optimizer inside, and no other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpuopt
+from gpuopt import (
+    FixedLossScaleManager,
+    LossScaleOptimizer,
+    MovingAverageOptimizer,
+    SyncReplicasOptimizer,
+    Variable,
+)
+
+ONES = np.ones(2, np.float32)
+
+
+def halving(base: type[gpuopt.Optimizer], wraps: bool) -> Any:
+    """Returns a class whose `apply_gradients` has TensorFlow's face, and passes on other pairs."""
+
+    def apply_gradients(self: Any, grads_and_vars: Any, global_step: Any = None, name: Any = None):
+        pairs = [(gradient * np.float32(0.5), variable) for gradient, variable in grads_and_vars]
+        base.apply_gradients(self, pairs, global_step, name)
+
+    if wraps:
+        apply_gradients = functools.wraps(base.apply_gradients)(apply_gradients)
+    return type("Halving", (base,), {"apply_gradients": apply_gradients})
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_what_is_added_gets_through_an_apply_gradients_that_passes_on_other_pairs(
+    wraps: bool,
+) -> None:
+    inner = halving(gpuopt.GradientDescentOptimizer, wraps)(1.0)
+    averaged = MovingAverageOptimizer(inner, 0.5)
+    optimizer = LossScaleOptimizer(averaged, FixedLossScaleManager(8.0))
+    w, step = Variable(np.zeros(2, np.float32)), Variable(0, trainable=False)
+    optimizer.apply_gradients([(8 * ONES, w)], step, loss_scale=8.0)
+    assert w.numpy().tolist() == [-0.5, -0.5]
+    assert averaged.averages.average(w).numpy().tolist() == [-0.25, -0.25]
+    optimizer.apply_gradients([(ONES * np.float32(np.nan), w)], step, loss_scale=8.0)
+    assert (int(step), optimizer.num_skipped) == (1, 1)
+    assert w.numpy().tolist() == [-0.5, -0.5]
+
+
+def test_a_method_that_is_set_on_the_optimizer_inside_is_called() -> None:
+    inner = gpuopt.GradientDescentOptimizer(1.0)
+    apply, seen = inner.apply_gradients, []
+
+    def looking(grads_and_vars: Any, *arguments: Any, **more: Any) -> None:
+        seen.append(grads_and_vars)
+        apply(grads_and_vars, *arguments, **more)
+
+    inner.apply_gradients = looking  # type: ignore[method-assign]
+    optimizer, w = MovingAverageOptimizer(inner, 0.5), Variable(np.zeros(2, np.float32))
+    optimizer.apply_gradients([(ONES, w)])
+    assert len(seen) == 1
+    assert optimizer.averages.average(w).numpy().tolist() == [-0.5, -0.5]
+
+
+def test_another_optimizer_that_a_users_apply_gradients_steps_takes_no_wide_gradients() -> None:
+    other, refused = gpuopt.GradientDescentOptimizer(1.0), []
+    elsewhere = Variable(np.zeros(2, ml_dtypes.bfloat16))
+
+    class SteppingAnother(gpuopt.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **more: Any) -> None:
+            with pytest.raises(TypeError, match="dtype float32") as error:
+                other.apply_gradients([(ONES, elsewhere)])
+            refused.append(error)
+            super().apply_gradients(grads_and_vars, *arguments, **more)
+
+    optimizer = LossScaleOptimizer(SteppingAnother(1.0), FixedLossScaleManager(8.0))
+    w = Variable(np.zeros(2, ml_dtypes.bfloat16))
+    optimizer.apply_gradients([(ONES, w)])
+    assert len(refused) == 1
+    assert w.numpy().astype(np.float32).tolist() == [-1, -1]
+    assert elsewhere.numpy().astype(np.float32).tolist() == [0, 0]
+
+
+def test_a_step_that_reading_the_pairs_makes_takes_nothing_of_the_outer_one() -> None:
+    inner = gpuopt.GradientDescentOptimizer(1.0)
+    elsewhere, w = (Variable(np.zeros(2, np.float32)) for _ in range(2))
+
+    def pairs() -> Iterator[tuple[Any, Variable]]:
+        inner.apply_gradients([(ONES, elsewhere)])
+        yield ONES, w
+
+    optimizer = MovingAverageOptimizer(inner, 0.5)
+    optimizer.apply_gradients(pairs())
+    assert elsewhere.numpy().tolist() == w.numpy().tolist() == [-1, -1]
+    assert optimizer.averages.average(w).numpy().tolist() == [-0.5, -0.5]
+    assert optimizer.averages.average(elsewhere) is None
+
+
+@pytest.mark.parametrize("is_overridden", [False, True])
+def test_a_step_that_a_hyperparameter_makes_takes_nothing_of_the_outer_one(
+    is_overridden: bool,
+) -> None:
+    elsewhere, w = (Variable(np.zeros(2, np.float32)) for _ in range(2))
+    rates = [1.0]
+
+    def rate() -> float:
+        if rates:
+            rates.clear()
+            inner.apply_gradients([(ONES, elsewhere)])
+        return 1.0
+
+    cls = gpuopt.GradientDescentOptimizer
+    inner = (halving(cls, wraps=False) if is_overridden else cls)(rate)
+    optimizer = MovingAverageOptimizer(inner, 0.5)
+    optimizer.apply_gradients([(ONES, w)])
+    value = -0.5 if is_overridden else -1
+    assert elsewhere.numpy().tolist() == w.numpy().tolist() == [value, value]
+    assert optimizer.averages.average(w).numpy().tolist() == [value / 2, value / 2]
+    assert optimizer.averages.average(elsewhere) is None
+
+
+def test_a_worker_that_completes_a_step_adds_what_is_around_its_optimizer() -> None:
+    w, step = Variable(np.zeros(2, np.float32)), Variable(0, trainable=False)
+    sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 1)
+    optimizer = MovingAverageOptimizer(sync, 0.5)
+    with sync.start(step), sync.worker(0):
+        optimizer.apply_gradients([(ONES, w)], step)
+    assert w.numpy().tolist() == [-1, -1]
+    assert optimizer.averages.average(w).numpy().tolist() == [-0.5, -0.5]
