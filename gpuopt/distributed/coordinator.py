@@ -14,7 +14,7 @@ from gpuopt.distributed.tokens import Ticket
 from gpuopt.distributed.waiting import check_timeout
 from gpuopt.errors import CancelledError, GpuoptError, WorkerFailedError
 from gpuopt.locks import Condition, renew_after_fork
-from gpuopt.step.additions import Addition
+from gpuopt.step.request import StepRequest
 from gpuopt.variables.row_changes import register
 from gpuopt.variables.variable import Variable
 
@@ -152,7 +152,7 @@ class Coordinator:
             self._left[worker] = failure_of(error)
 
     def push(
-        self, worker: int, local_step: int, pairs: Pairs, additions: Sequence[Addition] = ()
+        self, worker: int, local_step: int, pairs: Pairs, request: StepRequest | None = None
     ) -> Ticket:
         """Takes a worker's gradients; never waits for another worker's.
 
@@ -160,7 +160,7 @@ class Coordinator:
             worker: The worker's index.
             local_step: The step that the gradients were computed for.
             pairs: As `checked_pairs` returns them.
-            additions: What the worker's wrappers add to an update that this call does.
+            request: The worker's step, as far as it goes for an update that this call does.
 
         Raises:
             ValueError: the gradients are refused.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
@@ -24,7 +24,7 @@ from gpuopt.distributed.gathering import Pairs
 from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.distributed.tokens import Ticket
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError
-from gpuopt.step.additions import Addition
+from gpuopt.step.request import StepRequest
 from gpuopt.variables.variable import Variable
 
 # The chief says who is missing when the time limit is over; it is waited for longer than that.
@@ -101,7 +101,7 @@ class RemoteCoordinator(Coordinator):
         self._communicator.send(Leave(text, isinstance(failure, GpuoptError)), CHIEF)
 
     def push(
-        self, worker: int, local_step: int, pairs: Pairs, additions: Sequence[Addition] = ()
+        self, worker: int, local_step: int, pairs: Pairs, request: StepRequest | None = None
     ) -> Ticket:
         """Sends gradients to the chief; see `Coordinator.push`. `wait` raises what it refuses."""
         with self._changed:
@@ -111,9 +111,9 @@ class RemoteCoordinator(Coordinator):
                 f"worker {worker} must apply its gradients on the thread that its function was "
                 "called on"
             )
-        if additions:
+        if request is not None and request.additions:
             raise RuntimeError(
-                f"{type(additions[0]).__name__} adds to steps of the optimizer inside, "
+                f"{type(request.additions[0]).__name__} adds to steps of the optimizer inside, "
                 f"and the chief makes those: wrap the optimizer that is inside of {self._owner}"
             )
         gradients = self._shared.pack_gradients(pairs)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from gpuopt.distributed.coordinator import Coordinator
 from gpuopt.distributed.gathering import Pairs
 from gpuopt.distributed.tokens import Ticket
-from gpuopt.step.additions import Addition
+from gpuopt.step.request import StepRequest
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
@@ -21,7 +21,7 @@ class StaleGradientCoordinator(Coordinator):
 
     def __init__(
         self,
-        update: Callable[[Pairs, int, Sequence[Addition]], bool],
+        update: Callable[[Pairs, int, StepRequest | None], bool],
         global_step: Variable,
         counters: Sequence[Variable],
         *,
@@ -31,7 +31,7 @@ class StaleGradientCoordinator(Coordinator):
         """Opens the coordinator; an optimizer's `run` closes it.
 
         Args:
-            update: Is given gradients, the step that they were computed at, and the additions of
+            update: Is given gradients, the step that they were computed at, and the request of
                 `push`; applies them, or drops them and returns False. Pushes of several threads
                 call it at a time.
             global_step: A scalar integer variable.
@@ -62,7 +62,7 @@ class StaleGradientCoordinator(Coordinator):
         return num_present + num_finished > 0
 
     def push(
-        self, worker: int, local_step: int, pairs: Pairs, additions: Sequence[Addition] = ()
+        self, worker: int, local_step: int, pairs: Pairs, request: StepRequest | None = None
     ) -> Ticket:
         """Does the step of these gradients, or drops them; waits for steps of other threads alone.
 
@@ -70,7 +70,7 @@ class StaleGradientCoordinator(Coordinator):
             worker: The worker's index.
             local_step: The global step at which the gradients were computed.
             pairs: As `checked_pairs` returns them.
-            additions: What the worker's wrappers add to the step.
+            request: The worker's step.
 
         Raises:
             CancelledError, WorkerFailedError: the coordinator is closed, or an update has failed.
@@ -84,7 +84,7 @@ class StaleGradientCoordinator(Coordinator):
                     self._trained[variable.identity] = variable
             self._updating.add(worker)
         try:
-            is_accepted = self._update(pairs, local_step, additions)
+            is_accepted = self._update(pairs, local_step, request)
             ticket = Ticket(worker, last_round=0)
             ticket.token = int(self.global_step)
             with self._changed:

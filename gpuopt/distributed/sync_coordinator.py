@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
@@ -12,7 +12,7 @@ from gpuopt.distributed.coordinator import Coordinator
 from gpuopt.distributed.gathering import GatheredGradients, Pairs
 from gpuopt.distributed.tokens import Refusal, Ticket, TokenPolicy, TokenQueue
 from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedError
-from gpuopt.step.additions import Addition
+from gpuopt.step.request import StepRequest
 from gpuopt.variables.variable import Variable
 
 
@@ -48,8 +48,8 @@ class SyncCoordinator(Coordinator):
 
         Args:
             update: Applies the aggregated gradients and lets `global_step` grow by 1; or skips
-                them, and leaves it as it is. Is given `additions`, if the worker that completes
-                the step has any: see `push`.
+                them, and leaves it as it is. Is given the `request` of `push`, too, if there is
+                one.
             global_step: A scalar integer variable.
             replicas_to_aggregate: How many gradients make a step.
             total_num_replicas: How many workers there are.
@@ -99,7 +99,7 @@ class SyncCoordinator(Coordinator):
             self._release_or_refuse()
 
     def push(
-        self, worker: int, local_step: int, pairs: Pairs, additions: Sequence[Addition] = ()
+        self, worker: int, local_step: int, pairs: Pairs, request: StepRequest | None = None
     ) -> Ticket:
         """Adds a worker's gradients, and does the update if they complete a step; never waits.
 
@@ -107,7 +107,7 @@ class SyncCoordinator(Coordinator):
             worker: The worker's index.
             local_step: The step that the gradients were computed for; late ones are dropped.
             pairs: As `checked_pairs` returns them. All pushes hold the same variables.
-            additions: What the worker's wrappers add to an update that this call does.
+            request: The worker's step, as far as it goes for an update that this call does.
 
         Raises:
             ValueError: the variables are not those of the first push, or one changed between array
@@ -130,7 +130,7 @@ class SyncCoordinator(Coordinator):
             doing = "updated the variables"
             while aggregated is not None:
                 # Without the lock, so that the others' time limits hold meanwhile.
-                self._update(aggregated, **({"additions": additions} if additions else {}))
+                self._update(aggregated, *([] if request is None else [request]))
                 aggregated = self._end_update(worker)
         except BaseException as error:
             self._fail(worker, doing, error)

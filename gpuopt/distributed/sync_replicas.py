@@ -20,7 +20,6 @@ from gpuopt.distributed.workers_optimizer import (
     raise_refusal,
 )
 from gpuopt.optimizer import Optimizer
-from gpuopt.step.additions import Addition
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.request import StepRequest, make_step, pass_on
 from gpuopt.training import ExponentialMovingAverage
@@ -258,8 +257,9 @@ class SyncReplicasOptimizer(WorkersOptimizer):
     def _make_worker(self, coordinator: Any, index: int) -> SyncReplicasWorker:
         return SyncReplicasWorker(self, coordinator, index)
 
-    def _update(self, global_step: Any, pairs: Pairs, additions: Sequence[Addition] = ()) -> None:
-        request = StepRequest(pairs, global_step, additions=tuple(additions))
+    def _update(self, global_step: Any, pairs: Pairs, request: StepRequest | None = None) -> None:
+        of_worker = StepRequest(None) if request is None else request
+        request = of_worker._replace(pairs=pairs, global_step=global_step, name=None)
         if self._variable_averages is None:
             pass_on(self._optimizer, request)
             raise_refusal(self._optimizer)

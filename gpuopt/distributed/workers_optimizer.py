@@ -213,7 +213,7 @@ class Worker(OptimizerWrapper):
         pairs = pairs_for(self, request.pairs)
         if self._takes_wide:  # all workers' alike
             pairs = [(widened(*pair), pair[1]) for pair in pairs]
-        ticket = coordinator.push(self.index, self.local_step, pairs, request.additions)
+        ticket = coordinator.push(self.index, self.local_step, pairs, request)
         self.local_step = coordinator.wait(ticket)
 
     def __enter__(self) -> Self:

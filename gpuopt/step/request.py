@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from gpuopt.step.late_sums import LateSums
@@ -20,6 +22,8 @@ class StepRequest(NamedTuple):
             comes first.
         takes_wide: Whether gradients may have the type that rules compute in.
         late_sums: What gradients may still lack.
+        loss_scales: By each `LossScaleOptimizer` among the additions, what the loss of its
+            gradients was multiplied by: a number, or a `DeviceScale`.
     """
 
     pairs: Any
@@ -29,6 +33,7 @@ class StepRequest(NamedTuple):
     additions: tuple[Any, ...] = ()
     takes_wide: bool = False
     late_sums: LateSums | None = None
+    loss_scales: Mapping[Any, Any] = MappingProxyType({})
 
 
 class RequestedOptimizer(Protocol):
@@ -95,6 +100,7 @@ def make_step(optimizer: RequestedOptimizer, request: StepRequest, **own: Any) -
             additions=outer.additions,
             takes_wide=outer.takes_wide and is_owner,
             late_sums=outer.late_sums if is_owner else None,
+            loss_scales=outer.loss_scales,
         )
         optimizer._apply_request(request, **own)
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,6 @@ from gpuopt.distributed.workers_optimizer import (
 )
 from gpuopt.locks import Lock
 from gpuopt.optimizer import Optimizer
-from gpuopt.step.additions import Addition
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.request import StepRequest, make_step, pass_on
 from gpuopt.variables.gate import writing
@@ -278,9 +277,10 @@ class DropStaleGradientOptimizer(WorkersOptimizer):
         self._apply_or_drop(request, local_step)
 
     def _apply_pushed(
-        self, counter: Variable, pairs: Pairs, local_step: int, additions: Sequence[Addition]
+        self, counter: Variable, pairs: Pairs, local_step: int, request: StepRequest | None
     ) -> bool:
-        request = StepRequest(pairs, counter, additions=tuple(additions))
+        of_worker = StepRequest(None) if request is None else request
+        request = of_worker._replace(pairs=pairs, global_step=counter, name=None)
         return self._apply_or_drop(request, local_step)
 
     def _apply_or_drop(self, request: StepRequest, local_step: int) -> bool:

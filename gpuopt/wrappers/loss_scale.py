@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import operator
-import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 from operator import attrgetter
@@ -47,16 +46,6 @@ _logger = logging.getLogger("gpuopt")
 _NO_RULE = ScaleRule()
 # What a manager of a user's own may override.
 _methods_of = attrgetter("get_loss_scale", "update_loss_scale")
-
-
-class _ThisThread(threading.local):
-    """What a step of this thread is to know.
-
-    Attributes:
-        loss_scale: What the loss of its gradients was multiplied by: a number, or a `DeviceScale`.
-    """
-
-    loss_scale: Any = np.float32(1)
 
 
 class LossScaleOptimizer(StepWrapper):
@@ -135,7 +124,6 @@ class LossScaleOptimizer(StepWrapper):
         self._manager = loss_scale_manager
         self._accept_after = accept_after
         self._host_may_wait = host_may_wait
-        self._this_thread = _ThisThread()
         self._counts = {
             name: Variable(np.int64(0), name=f"{loss_scales.SCALE}/{name}", trainable=False)
             for name in loss_scales.COUNTS
@@ -249,14 +237,10 @@ class LossScaleOptimizer(StepWrapper):
             # The strategy adds up the replicas' gradients, and calls this again.
             Optimizer._apply_request(self, request._replace(pairs=pairs))
             return
-        request = request._replace(pairs=pairs)
-        step = partial(super()._apply_request, request._replace(takes_wide=True))
-        outer = self._this_thread.loss_scale
-        try:
-            self._this_thread.loss_scale = np.float32(1) if loss_scale is None else loss_scale
-            self._on_gpu.call(step, partial(self._key_on_gpu, request))
-        finally:
-            self._this_thread.loss_scale = outer
+        scales = {**request.loss_scales, self: np.float32(1) if loss_scale is None else loss_scale}
+        request = request._replace(pairs=pairs, takes_wide=True, loss_scales=scales)
+        step = partial(super()._apply_request, request)
+        self._on_gpu.call(step, partial(self._key_on_gpu, request))
 
     def leaves_out_call(self) -> bool:
         """Tells of a call, of several that make a step, that is left out as it is not finite.
@@ -396,7 +380,7 @@ class LossScaleOptimizer(StepWrapper):
         return True  # as in TensorFlow, and as where a GPU decides after they are made
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
-        loss_scale = self._this_thread.loss_scale
+        loss_scale = updates.request.loss_scales[self]
         if self._on_gpu.prepare(optimizer, updates, loss_scale):
             return updates, nothing_to_forget
         if gpu_backends and not self._host_may_wait:
