@@ -38,7 +38,7 @@ from gpuopt.step.pairs import Gradient, as_sequence
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.replica_context import this_thread as replicas
 from gpuopt.step.report import Report, reporting
-from gpuopt.step.request import StepRequest, make_step
+from gpuopt.step.request import StepRequest, joined, make_step, pass_on
 from gpuopt.step.request import this_thread as requests
 from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.row_checks import RowChecks
@@ -246,13 +246,8 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         Raises:
             ValueError: no variable has a gradient.
         """
-        gate_gradients = checked_gate(gate_gradients)
-        streams = gate_gradients == self.GATE_NONE and engine_of(loss).streams
-        if streams and not self._needs_all_gradients():
-            step = Step(self, global_step, name or self._name)
-            update_one_by_one(self, step, loss, var_list, grad_loss)
-            return
-        grads_and_vars, more = self._gradients_to_apply(
+        self._minimize(
+            StepRequest(None, global_step, name),
             loss,
             var_list=var_list,
             gate_gradients=gate_gradients,
@@ -260,9 +255,31 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             colocate_gradients_with_ops=colocate_gradients_with_ops,
             grad_loss=grad_loss,
         )
+
+    def _minimize(self, request: StepRequest, loss: Loss, **options: Any) -> None:
+        """Does what `minimize` was called for.
+
+        Args:
+            request: The step, but for its pairs.
+            loss: See `compute_gradients`.
+            **options: Its other arguments.
+        """
+        options["gate_gradients"] = gate_gradients = checked_gate(options["gate_gradients"])
+        streams = gate_gradients == self.GATE_NONE and engine_of(loss).streams
+        if streams and not self._needs_all_gradients():
+            step = Step(self, request.global_step, request.name or self._name)
+            asked = options["var_list"], options["grad_loss"]
+            update_one_by_one(self, step, joined(self, request), loss, *asked)
+            return
+        grads_and_vars, more = self._gradients_to_apply(loss, **options)
         if not [gradient for gradient, _ in grads_and_vars if gradient is not None]:
             refuse_independent_loss(loss, [variable for _, variable in grads_and_vars])
-        self.apply_gradients(grads_and_vars, global_step=global_step, name=name, **more)
+        if request.decaying is not None:
+            pass_on(self, request._replace(pairs=grads_and_vars))
+            return
+        self.apply_gradients(
+            grads_and_vars, global_step=request.global_step, name=request.name, **more
+        )
 
     def _gradients_to_apply(
         self, loss: Loss, **options: Any
@@ -717,7 +734,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             self._gate_warning_given = True
             warnings.warn(
                 f"GATE_NONE gives way to GATE_OP: {reasons[0]} needs all gradients at once",
-                stacklevel=3,
+                stacklevel=4,
             )
         return bool(reasons)
 

@@ -19,6 +19,7 @@ from gpuopt.optimizers.base.hyperparameters import with_all_digits
 from gpuopt.optimizers.momentum import momentum as plain_momentum
 from gpuopt.optimizers.momentum import nesterov_momentum
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.step.request import Listed
 from gpuopt.variables.variable import Variable
 
 # Of variables that have neither a ratio nor a decay: see `RuleOptimizer._variant_of`.
@@ -150,15 +151,17 @@ class LARSOptimizer(RuleOptimizer):
             "decay": real(np.float32(scalars["decay"])),
         }
 
-    def _rule_of_call(self, variables: Sequence[Any], is_sparse: bool) -> tuple[UpdateRule, bytes]:
-        rule, choice = super()._rule_of_call(variables, is_sparse)
+    def _rule_of_call(
+        self, variables: Sequence[Any], is_sparse: bool, listed: Listed
+    ) -> tuple[UpdateRule, bytes]:
+        rule, choice = super()._rule_of_call(variables, is_sparse, listed)
         if is_sparse:
             rule = nesterov_momentum if self._is_nesterov else plain_momentum
         return rule, choice
 
-    def _variant_of(self, variable: Variable) -> int:
+    def _variant_of(self, variable: Variable, listed: Listed = None) -> int:
         is_skipped = any(text in variable.name for text in self._skipped)
-        return _SKIPPED if is_skipped else super()._variant_of(variable)
+        return _SKIPPED if is_skipped else super()._variant_of(variable, listed)
 
     def _scalars_of_variant(
         self, variant: int, scalars: Mapping[str, np.floating[Any]]

@@ -12,6 +12,7 @@ import numpy as np
 from gpuopt.optimizers.adagrad import AdagradOptimizer
 from gpuopt.optimizers.base import Additions, Hyperparameter, update_rule
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.step.request import Listed
 
 
 @update_rule(squares=("accumulator",))
@@ -62,6 +63,8 @@ class RegAdagradOptimizer(AdagradOptimizer):
     def _avoids(self) -> bool:
         return getattr(self._avoiding, "now", False)
 
-    def _rule_of_call(self, variables: Sequence[Any], is_sparse: bool) -> tuple[UpdateRule, bytes]:
-        rule, choice = super()._rule_of_call(variables, is_sparse)
+    def _rule_of_call(
+        self, variables: Sequence[Any], is_sparse: bool, listed: Listed
+    ) -> tuple[UpdateRule, bytes]:
+        rule, choice = super()._rule_of_call(variables, is_sparse, listed)
         return frozen_adagrad if self._avoids else rule, choice

@@ -23,13 +23,19 @@ class UpdatingOptimizer(HookOptimizer, Protocol):
 
 
 def update_one_by_one(
-    optimizer: UpdatingOptimizer, step: Step, loss: Loss, var_list: Any, grad_loss: Any
+    optimizer: UpdatingOptimizer,
+    step: Step,
+    request: StepRequest,
+    loss: Loss,
+    var_list: Any,
+    grad_loss: Any,
 ) -> None:
     """Computes gradients, and updates each variable in the middle of that; a whole step.
 
     Args:
         optimizer: What updates.
         step: The step, which has not begun.
+        request: What it is to be, but for the pairs.
         loss: As in `Optimizer.compute_gradients`.
         var_list: Likewise.
         grad_loss: Likewise.
@@ -52,7 +58,7 @@ def update_one_by_one(
                 is_owned = False
                 refuse_shared_memory(updated, list(chain.from_iterable(map(slots_of, updated))))
             written.update(identities)
-            apply(optimizer._checked_updates(StepRequest([(gradient, variable)])))
+            apply(optimizer._checked_updates(request._replace(pairs=[(gradient, variable)])))
 
         dtypes = dtypes_of(optimizer)
         grads_and_vars = gradients_of(loss, var_list, grad_loss, dtypes, update)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from gpuopt.step.late_sums import LateSums
+from gpuopt.variables.identity import Identity
+
+# The variables that a call lists; None without a list.
+Listed = frozenset[Identity] | None
 
 
 class StepRequest(NamedTuple):
@@ -24,6 +29,8 @@ class StepRequest(NamedTuple):
         late_sums: What gradients may still lack.
         loss_scales: By each `LossScaleOptimizer` among the additions, what the loss of its
             gradients was multiplied by: a number, or a `DeviceScale`.
+        decaying: The variables that decay in this step, whichever the optimizer's own are; None if
+            none are listed.
     """
 
     pairs: Any
@@ -34,6 +41,7 @@ class StepRequest(NamedTuple):
     takes_wide: bool = False
     late_sums: LateSums | None = None
     loss_scales: Mapping[Any, Any] = MappingProxyType({})
+    decaying: Listed = None
 
 
 class RequestedOptimizer(Protocol):
@@ -80,45 +88,84 @@ class _ThisThread(threading.local):
 this_thread = _ThisThread()
 
 
-def make_step(optimizer: RequestedOptimizer, request: StepRequest, **own: Any) -> None:
+def make_step(
+    optimizer: RequestedOptimizer,
+    request: StepRequest,
+    make: Callable[..., None] | None = None,
+    **own: Any,
+) -> None:
     """Does what `apply_gradients` of this package was called for.
 
     Args:
         optimizer: Whose method it is.
         request: Its arguments.
+        make: Given the request, makes the step; by default the optimizer's `_apply_request`.
         **own: See `RequestedOptimizer._apply_request`.
     """
-    passing = this_thread.passing
+    make, passing = make or optimizer._apply_request, this_thread.passing
     if passing is None:
-        optimizer._apply_request(request, **own)
+        make(request, **own)
         return
-    outer = passing.request
-    is_owner = optimizer.owner_of_state is passing.owner
+    request = joined(optimizer, request)
     try:
         this_thread.passing = None
-        request = request._replace(
-            additions=outer.additions,
-            takes_wide=outer.takes_wide and is_owner,
-            late_sums=outer.late_sums if is_owner else None,
-            loss_scales=outer.loss_scales,
-        )
-        optimizer._apply_request(request, **own)
+        make(request, **own)
     finally:
         this_thread.passing = passing
 
 
-def pass_on(optimizer: RequestedOptimizer, request: StepRequest) -> None:
-    """Has an optimizer inside make a step: by its own `apply_gradients` if a user wrote that."""
+def joined(optimizer: RequestedOptimizer, request: StepRequest) -> StepRequest:
+    """Returns a request with what has come for it through a user's own code."""
+    passing = this_thread.passing
+    if passing is None:
+        return request
+    outer, is_owner = passing.request, optimizer.owner_of_state is passing.owner
+    return request._replace(
+        additions=outer.additions,
+        loss_scales=outer.loss_scales,
+        takes_wide=outer.takes_wide and is_owner,
+        late_sums=outer.late_sums if is_owner else None,
+        decaying=outer.decaying if is_owner and request.decaying is None else request.decaying,
+    )
+
+
+def pass_on(
+    optimizer: RequestedOptimizer,
+    request: StepRequest,
+    method: Callable[..., None] | None = None,
+) -> None:
+    """Has an optimizer make a step: by its own `apply_gradients` if a user wrote that.
+
+    Args:
+        optimizer: The optimizer.
+        request: The step.
+        method: Which of its `apply_gradients`, if not the first.
+    """
     if not is_overridden(optimizer, "apply_gradients"):
         optimizer._apply_request(request)
         return
     # Only then: optimizers that TensorFlow's users wrote do not all take it.
     options = {"skip_gradients_aggregation": True} if request.skips_aggregation else {}
     name = [] if request.name is None else [request.name]
+    method = method or optimizer.apply_gradients
+    arguments = request.pairs, request.global_step, *name
+    through_users_code(optimizer, request, partial(method, *arguments, **options))
+
+
+def through_users_code(
+    optimizer: RequestedOptimizer, request: StepRequest, call: Callable[[], None]
+) -> None:
+    """Calls code that may be a user's own, and that calls `apply_gradients` of this package.
+
+    Args:
+        optimizer: The optimizer whose method it is.
+        request: What the step is to have, beside the arguments that it is given there.
+        call: The code.
+    """
     outer = this_thread.passing
     try:
         this_thread.passing = _Passing(optimizer.owner_of_state, request)
-        optimizer.apply_gradients(request.pairs, request.global_step, *name, **options)
+        call()
     finally:
         this_thread.passing = outer
 

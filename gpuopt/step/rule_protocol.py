@@ -16,6 +16,7 @@ from gpuopt.step.averages import FollowingAverages
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.misuse import Misuse
+from gpuopt.step.request import Listed
 from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.step import ThisThread
@@ -50,7 +51,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     def finish_is_undoable(self) -> bool: ...
 
     def _rule_of_call(
-        self, variables: Sequence[Any], is_sparse: bool
+        self, variables: Sequence[Any], is_sparse: bool, listed: Listed
     ) -> tuple[UpdateRule, bytes]: ...
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]: ...
@@ -59,7 +60,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None: ...
 
-    def _group_of_scalars(self, variable: Variable) -> int: ...
+    def _group_of_scalars(self, variable: Variable, listed: Listed = None) -> int: ...
 
     def _scalars_of_groups(
         self, every: Sequence[Scalars], numbers: Sequence[int], is_sparse: bool

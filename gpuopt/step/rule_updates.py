@@ -95,7 +95,7 @@ class RuleUpdates:
                 if optimizer.catch_up:
                     refuse_unseen_reads(variable)
                 self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
-                rule, choice = optimizer._rule_of_call([as_passed], True)
+                rule, choice = optimizer._rule_of_call([as_passed], True, request.decaying)
                 group = optimizer.known.find([as_passed], optimizer.state.version.number, choice)
                 part = Part(rule, [as_passed], [gradient], (position,), group, choice=choice)
                 if group is None:
@@ -197,7 +197,7 @@ class RuleUpdates:
                     part.variables(),
                     self._version_with_averages() if part.is_averaged else state.version.number,
                     target_of,
-                    self._optimizer._group_of_scalars,
+                    partial(self._optimizer._group_of_scalars, listed=self.request.decaying),
                     () if codes is None else tuple(codes.codecs.values()),
                     part.choice,
                 )
@@ -477,7 +477,7 @@ class RuleUpdates:
         """
         optimizer = self._optimizer
         at = positions or range(len(variables))
-        rule, choice = optimizer._rule_of_call(variables, False)
+        rule, choice = optimizer._rule_of_call(variables, False, self.request.decaying)
         group = None
         if optimizer.averages is not None and is_averaged is not False:
             version = self._version_with_averages()

@@ -25,6 +25,7 @@ from gpuopt.step import tables_behind
 from gpuopt.step.additions import Addition, Forget
 from gpuopt.step.pairs import HOW_TO_PASS, raise_naming
 from gpuopt.step.report import Report
+from gpuopt.step.request import Listed
 from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.row_checks import RowChecks, Undo
 from gpuopt.step.updates import Updates
@@ -53,6 +54,7 @@ class ThisThread(threading.local):
         scalars: What rules are given, by the type that they compute in: for variables in no group,
             and then for each group.
         global_step: The variable that counts steps, before it is counted up; None if there is none.
+        decaying: Of the running step, for hooks: see `StepRequest`.
     """
 
     def __init__(self) -> None:
@@ -62,6 +64,7 @@ class ThisThread(threading.local):
         self.of_groups: Sequence[Mapping[str, np.floating[Any]]] = ()
         self.scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
         self.global_step: Variable | None = None
+        self.decaying: Listed = None
 
 
 class SteppingOptimizer(Protocol):

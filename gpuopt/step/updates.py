@@ -123,6 +123,7 @@ class HookOptimizer(Protocol):
     """The part of an optimizer that `HookUpdates` uses."""
 
     state: State
+    this_thread: Any
 
     @property
     def _takes_wide(self) -> bool: ...
@@ -204,6 +205,7 @@ class HookUpdates:
         return True
 
     def apply(self) -> list[Any]:
+        self._optimizer.this_thread.decaying = self.request.decaying
         update_ops = []
         for gradient, variable in self._pairs:
             self._num_begun += 1

@@ -52,7 +52,7 @@ from gpuopt.step.known import KnownGroups
 from gpuopt.step.misuse import Misuse
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
-from gpuopt.step.request import StepRequest
+from gpuopt.step.request import Listed, StepRequest
 from gpuopt.step.rounding import ROUNDED_STEPS
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.tables_behind import bring_up_all
@@ -570,20 +570,24 @@ class RuleOptimizer(Optimizer):
         """Returns the number of a variable's group: 0 for none, else from 1 on."""
         return self._grouping.number_of(variable)
 
-    def _group_of_scalars(self, variable: Variable) -> int:
-        """Returns the number of the group whose scalars a variable has in this call.
+    def _group_of_scalars(self, variable: Variable, listed: Listed = None) -> int:
+        """Returns the number of the group whose scalars a variable has in a call.
 
         After the parameter groups, each has a copy whose `weight_decay` is 0: see
         `_scalars_of_variant`.
+
+        Args:
+            variable: The variable.
+            listed: See `StepRequest.decaying`, also for the methods below.
         """
         num_groups = 1 + len(self.groups)
-        return self._group_of(variable) + num_groups * self._variant_of(variable)
+        return self._group_of(variable) + num_groups * self._variant_of(variable, listed)
 
-    def _variant_of(self, variable: Variable) -> int:
+    def _variant_of(self, variable: Variable, listed: Listed = None) -> int:
         """Returns 0 for a variable with its group's own scalars, 1 for one that does not decay."""
-        return int(not self._decays(variable))
+        return int(not self._decays(variable, listed))
 
-    def _decays(self, variable: Variable) -> bool:
+    def _decays(self, variable: Variable, listed: Listed = None) -> bool:
         return self._decaying is None or self._decaying.has(variable)
 
     def _scalars_of_variant(self, variant: int, scalars: Scalars) -> Scalars:
@@ -650,7 +654,7 @@ class RuleOptimizer(Optimizer):
 
     def _apply_rule(self, grad: Any, var: Variable) -> None:
         """Updates one variable, for a hook, with the hyperparameters that `_prepare` evaluated."""
-        updates = RuleUpdates(self, StepRequest([(grad, var)]))
+        updates = RuleUpdates(self, StepRequest([(grad, var)], decaying=self.this_thread.decaying))
         updates.create_slots()
         updates.fix_scalars()
         updates.check()
@@ -676,7 +680,9 @@ class RuleOptimizer(Optimizer):
     def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable:
         return checked_slot(self, variable, slot_name)
 
-    def _rule_of_call(self, variables: Sequence[Any], is_sparse: bool) -> tuple[UpdateRule, bytes]:
+    def _rule_of_call(
+        self, variables: Sequence[Any], is_sparse: bool, listed: Listed
+    ) -> tuple[UpdateRule, bytes]:
         """Returns the rule of this call, and the key of what groups the call itself chooses.
 
         The rule has the slots of `rule`, and no other scalars than it has. The key is empty if
@@ -685,6 +691,7 @@ class RuleOptimizer(Optimizer):
         Args:
             variables: As the caller passed them: not checked yet.
             is_sparse: Whether the gradients are; else all are dense.
+            listed: See `StepRequest.decaying`.
         """
         return self.rule, b""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,17 +21,19 @@ from gpuopt.rules.decayed import decayed, decayed_rows
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
-from gpuopt.step.request import StepRequest
+from gpuopt.step.request import (
+    Listed,
+    StepRequest,
+    is_overridden,
+    joined,
+    make_step,
+    pass_on,
+    through_users_code,
+)
 from gpuopt.step.updates import Updates
-from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable, as_variable, known_identity
-
-
-class _ThisThread(threading.local):
-    # The variables that this thread's call lists; None without a list.
-    decaying: frozenset[Identity] | None = None
 
 
 class WeightDecay(Optimizer):
@@ -50,7 +51,6 @@ class WeightDecay(Optimizer):
         self._weight_decay = with_all_digits(weight_decay)
         if not callable(weight_decay):
             as_scalar(weight_decay, WEIGHT_DECAY)
-        self._this_call = _ThisThread()
         super().__init__(*args, **kwargs)
         if decay_variables is not None:
             self._decaying = Decaying(decay_variables)
@@ -68,21 +68,19 @@ class WeightDecay(Optimizer):
         decay_var_list: Iterable[Any] | None = None,
     ) -> None:
         """Does what `Optimizer.minimize` does; `apply_gradients` explains `decay_var_list`."""
-        outer = self._this_call.decaying
-        try:
-            self._this_call.decaying = _identities(decay_var_list)
-            super().minimize(
-                loss,
-                global_step=global_step,
-                var_list=var_list,
-                gate_gradients=gate_gradients,
-                aggregation_method=aggregation_method,
-                colocate_gradients_with_ops=colocate_gradients_with_ops,
-                name=name,
-                grad_loss=grad_loss,
-            )
-        finally:
-            self._this_call.decaying = outer
+        options: dict[str, Any] = {
+            "var_list": var_list,
+            "gate_gradients": gate_gradients,
+            "aggregation_method": aggregation_method,
+            "colocate_gradients_with_ops": colocate_gradients_with_ops,
+            "grad_loss": grad_loss,
+        }
+        request = StepRequest(None, global_step, name, decaying=_identities(decay_var_list))
+        if not is_overridden(self, "minimize"):
+            self._minimize(request, loss, **options)
+            return
+        minimize = partial(super().minimize, loss, global_step, name=name, **options)
+        through_users_code(self, joined(self, request), minimize)
 
     @leaves_gradients_alone
     def apply_gradients(  # type: ignore[override]  # TensorFlow's fourth argument
@@ -102,16 +100,19 @@ class WeightDecay(Optimizer):
             TypeError: `decay_var_list` is no list of variables.
             ValueError: it is given in a replica, where each variable has several copies.
         """
-        outer = self._this_call.decaying
-        try:
-            if decay_var_list is not None:
-                self._this_call.decaying = _identities(decay_var_list)
+        if decay_var_list is None:
             super().apply_gradients(grads_and_vars, global_step, name, skip_gradients_aggregation)
-        finally:
-            self._this_call.decaying = outer
+            return
+        request = StepRequest(
+            grads_and_vars,
+            global_step,
+            name,
+            skip_gradients_aggregation,
+            decaying=_identities(decay_var_list),
+        )
+        make_step(self, request, partial(pass_on, self, method=super().apply_gradients))
 
-    def _decays(self, variable: Variable) -> bool:
-        listed = self._this_call.decaying
+    def _decays(self, variable: Variable, listed: Listed = None) -> bool:
         if listed is not None:
             return variable.identity in listed
         return self._decaying is None or self._decaying.has(variable)
@@ -142,13 +143,14 @@ class RuleWithWeightDecay(WeightDecay, RuleOptimizer):
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         return {**super()._scalars(real), WEIGHT_DECAY: real(self._hyper(WEIGHT_DECAY))}
 
-    def _rule_of_call(self, variables: Sequence[Any], is_sparse: bool) -> tuple[UpdateRule, bytes]:
-        rule, _ = super()._rule_of_call(variables, is_sparse)
+    def _rule_of_call(
+        self, variables: Sequence[Any], is_sparse: bool, listed: Listed
+    ) -> tuple[UpdateRule, bytes]:
+        rule, _ = super()._rule_of_call(variables, is_sparse, listed)
         as_dense = is_sparse and bool(rule.sums)
         if as_dense or rule is not self.rule:
             base = self._base_rule if rule is self.rule else rule
             rule = decayed_rows(base) if as_dense else decayed(base)
-        listed = self._this_call.decaying
         if listed is None:
             return rule, b""
         return rule, bytes(known_identity(each) in listed for each in variables)
@@ -160,10 +162,10 @@ class HooksWithWeightDecay(WeightDecay):
     def _checked_updates(self, request: StepRequest) -> Updates:
         updates = super()._checked_updates(request)
         for variable in updates.variables() if self._decaying is not None else ():
-            self._decays(variable)  # its errors come before anything is written
+            self._decays(variable, request.decaying)  # its errors come before anything is written
         return updates
 
-    def _variant_of(self, variable: Variable) -> int:
+    def _variant_of(self, variable: Variable, listed: Listed = None) -> int:
         """Returns 0: the scalars of a rule inside have no part in the decay."""
         return 0
 
@@ -174,7 +176,7 @@ class HooksWithWeightDecay(WeightDecay):
         this_thread.hyperparameters = {**this_thread.hyperparameters, WEIGHT_DECAY: decay}
 
     def _apply_one(self, gradient: Gradient, variable: Variable) -> Any:
-        if self._decays(variable):
+        if self._decays(variable, self.this_thread.decaying):
             rows = gradient.indices if isinstance(gradient, IndexedSlices) else None
             with backend_for(variable.device).enter(variable.identity):
                 variable.bring_up(rows)
@@ -224,7 +226,7 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[Optimizer]) -> Any:
     return type(name, bases, {"__doc__": f"{base_optimizer.__name__} with decoupled weight decay."})
 
 
-def _identities(decay_var_list: Iterable[Any] | None) -> frozenset[Identity] | None:
+def _identities(decay_var_list: Iterable[Any] | None) -> Listed:
     if decay_var_list is None:
         return None
     if replica_context().strategy is not None:
