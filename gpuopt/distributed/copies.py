@@ -9,7 +9,7 @@ from typing import Any
 from gpuopt.distributed.mirrored import MirroredVariable, PerReplica
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.replica_context import ReplicaContext, in_replica
-from gpuopt.step.request import StepRequest, pass_on
+from gpuopt.step.request import Copies, StepRequest, pass_on
 
 
 def update_copies(
@@ -39,10 +39,10 @@ def update_copies(
         and len(devices) == num_copies
         and all(device.kind == "gpu" for device in devices)
     )
-    copies = frozenset(copy.identity for _, copy in every_copy)
-    context = ReplicaContext(num_copies=num_copies, devices_are_alike=are_alike, copies=copies)
-    with in_replica(context):
-        pass_on(optimizer, request._replace(pairs=every_copy))
+    identities = frozenset(copy.identity for _, copy in every_copy)
+    with in_replica(ReplicaContext()):
+        copies = Copies(num_copies, are_alike, identities)
+        pass_on(optimizer, request._replace(pairs=every_copy, copies=copies))
 
 
 class AlreadySummed:

@@ -29,7 +29,7 @@ from gpuopt.rules.scaled import scaled
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch
 from gpuopt.step.late_sums import LateSums
-from gpuopt.step.replica_context import ReplicaContext, replica_context
+from gpuopt.step.request import Copies, StepRequest
 from gpuopt.variables.identity import Identity
 
 CLIP_NORM: Final = "clip_norm"
@@ -228,27 +228,30 @@ class StepClips:
         self,
         parts: Sequence[tuple[ClippedPart, Batch]],
         refused: Mapping[Device, Any],
-        late_sums: LateSums | None,
+        request: StepRequest,
     ) -> None:
         """Computes the norms of gradients, before anything is written.
 
         Args:
             parts: All gradients of the step, with what updates them.
             refused: By device, the row flag that kernels read.
-            late_sums: What gradients still lack: those that are measured get it.
+            request: The step's. Gradients that are measured get what they still lack.
         """
         if not self._most:
             return
         is_double = np.float64 in [batch.real for _, batch in parts]
         backends = {batch.device: batch.backend for _, batch in parts}
-        context = _context_of([part for part, _ in parts])
-        are_alike = context.devices_are_alike
+        late_sums, copies = request.late_sums, request.copies
+        identities = chain.from_iterable(part.identities() for part, _ in parts)
+        if not copies.identities.issuperset(identities):
+            copies = Copies()
+        are_alike = copies.devices_are_alike
         if self.decision is not None:  # a GPU hears of no row that another one has refused
             are_alike &= self.deciding in backends and refused.keys().isdisjoint(backends)
         # There are no other sums to be joined with those of a device.
         is_alone = are_alike or (len(backends) == 1 and self.deciding in (None, *backends))
-        num_copies = 1 if are_alike else context.num_copies
-        self._num_alike = context.num_copies if are_alike else 1
+        num_copies = 1 if are_alike else copies.number
+        self._num_alike = copies.number if are_alike else 1
         limits = ClipLimits(self._most, self._clips.form, is_double, self._unscale, num_copies)
         knows_scale = is_alone or bool(self._unscale)
         by_device = {
@@ -424,13 +427,6 @@ class StepClips:
         if self._num_alike == 1:
             return numbers
         return [number - number % self._num_alike for number in numbers]
-
-
-def _context_of(parts: Sequence[ClippedPart]) -> ReplicaContext:
-    """Returns the context of a step, unless it is that of a step around it."""
-    context = replica_context()
-    identities = chain.from_iterable(part.identities() for part in parts)
-    return context if context.copies.issuperset(identities) else ReplicaContext()
 
 
 def _scalings(device: Device) -> LossScalings:

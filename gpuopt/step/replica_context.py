@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gpuopt.step.request import StepRequest
-from gpuopt.variables.identity import Identity
 
 
 class Strategy(Protocol):
@@ -31,12 +30,6 @@ class ReplicaContext:
         strategy: The strategy that does the update for `Optimizer.apply_gradients`, if any.
         is_cross_replica: Whether this is not a replica, but TensorFlow's cross-replica context, in
             which code handles all replicas at once.
-        num_copies: How many copies of each variable a step updates, by equal gradients. In the
-            step's list they follow each other.
-        devices_are_alike: Whether each device, a GPU, has one of the copies of every variable: then
-            it can compute by itself what all gradients say together.
-        copies: All of them. Another step may be made meanwhile, by a function that gives a
-            hyperparameter, or by a signal handler.
     """
 
     replica_id: int = 0
@@ -44,9 +37,6 @@ class ReplicaContext:
     loss_reduction: Literal["mean", "sum"] = "mean"
     strategy: Strategy | None = None
     is_cross_replica: bool = False
-    num_copies: int = 1
-    devices_are_alike: bool = False
-    copies: frozenset[Identity] = frozenset()
 
     @property
     def loss_scale(self) -> float:

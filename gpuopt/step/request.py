@@ -15,6 +15,21 @@ from gpuopt.variables.identity import Identity
 Listed = frozenset[Identity] | None
 
 
+class Copies(NamedTuple):
+    """The copies of mirrored variables that a step updates, by equal gradients.
+
+    Attributes:
+        number: How many each variable has. In the step's list they follow each other.
+        devices_are_alike: Whether each device, a GPU, has one of the copies of every variable: then
+            it can compute by itself what all gradients say together.
+        identities: All of them.
+    """
+
+    number: int = 1
+    devices_are_alike: bool = False
+    identities: frozenset[Identity] = frozenset()
+
+
 class StepRequest(NamedTuple):
     """One step that an optimizer is to make.
 
@@ -31,6 +46,8 @@ class StepRequest(NamedTuple):
             gradients was multiplied by: a number, or a `DeviceScale`.
         decaying: The variables that decay in this step, whichever the optimizer's own are; None if
             none are listed.
+        copies: What it updates if it is the step of all replicas of a process. A user's own code
+            may have chosen other variables.
     """
 
     pairs: Any
@@ -42,6 +59,7 @@ class StepRequest(NamedTuple):
     late_sums: LateSums | None = None
     loss_scales: Mapping[Any, Any] = MappingProxyType({})
     decaying: Listed = None
+    copies: Copies = Copies()
 
 
 class RequestedOptimizer(Protocol):
@@ -122,6 +140,7 @@ def joined(optimizer: RequestedOptimizer, request: StepRequest) -> StepRequest:
     outer, is_owner = passing.request, optimizer.owner_of_state is passing.owner
     return request._replace(
         additions=outer.additions,
+        copies=outer.copies,
         loss_scales=outer.loss_scales,
         takes_wide=outer.takes_wide and is_owner,
         late_sums=outer.late_sums if is_owner else None,

@@ -454,7 +454,7 @@ class RuleUpdates:
         assert self._clips is not None, "they are asked for"
         every_part = list(chain.from_iterable(units))
         flags = self._optimizer.row_checks.flags_of_this_thread
-        self._clips.measure(every_part, flags, self.request.late_sums)
+        self._clips.measure(every_part, flags, self.request)
 
     def written(self) -> tuple[list[str], list[str]]:
         return names_of(self._done), names_of(self._writing)
