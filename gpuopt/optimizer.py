@@ -20,7 +20,7 @@ from gpuopt.locks import Lock
 from gpuopt.state.copies import CopiedByConstructor
 from gpuopt.state.state import Description, State
 from gpuopt.state.state_dict import OptimizerState, load_state, read_state
-from gpuopt.step.device_scaling import DeviceScaling, Key
+from gpuopt.step.device_scaling import Attempt, DeviceScaling, Key
 from gpuopt.step.finite_gradients import FiniteGradients
 from gpuopt.step.hooks import Hooks
 from gpuopt.step.leaves import Leaves, paired
@@ -453,12 +453,12 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             keep()
         return params
 
-    def _step_if_finite(self, request: StepRequest) -> None:
+    def _step_if_finite(self, request: StepRequest, attempt: Attempt) -> None:
         step, added = Step(self, request.global_step, request.name or self._name), request.additions
         with step.watched:
             updates, takes_norms = self._checked_updates(request), self._takes_norms()
             if takes_norms or self._on_gpu.is_ahead:
-                own = FiniteGradients(self._on_gpu, self._makes_step_of, takes_norms)
+                own = FiniteGradients(self._on_gpu, attempt, self._makes_step_of, takes_norms)
                 step.run(updates, own, *added)
             elif not self._must_skip(updates):
                 step.run(updates, *added)

@@ -133,18 +133,30 @@ class _Chain(NamedTuple):
     names: Mapping[int, Names]
 
 
+class Attempt:
+    """One preparation of a step, by the host's numbers that no GPU has refuted.
+
+    Attributes:
+        key: What `DeviceScaling.call` was given for it; empty if the host has to know which steps
+            were made.
+        place: Where the chain was when these numbers were read.
+    """
+
+    __slots__ = ("key", "place")
+
+    def __init__(self, key: Key, place: tuple[DeviceScale, int] | None) -> None:
+        self.key = key
+        self.place = place
+
+
 class _ThisThread(threading.local):
     """What this thread may see before a GPU has confirmed it.
 
     Attributes:
         ahead_of: The `DeviceScaling` whose numbers it may see; None for nobody's.
-        place: Where its chain was when this thread began to see them.
-        key: Of the step that it makes.
     """
 
     ahead_of: Any = None
-    place: Any = None
-    key: Key = ()
 
 
 _this_thread = _ThisThread()
@@ -216,11 +228,11 @@ class DeviceScaling:
         """Whether this thread is in a step that a GPU may decide about."""
         return _this_thread.ahead_of is self
 
-    def call(self, step: Callable[[], None], key_of_step: Callable[[], Key | None]) -> None:
+    def call(self, step: Callable[[Attempt], None], key_of_step: Callable[[], Key | None]) -> None:
         """Makes a step; again, as often as it was prepared by numbers that may be wrong.
 
         Args:
-            step: Makes it.
+            step: Makes it; `prepare` and `confirm` are given what this is given.
             key_of_step: Called before; returns objects: steps with the same ones can follow each
                 other. None if the host has to know which steps were made.
 
@@ -237,7 +249,7 @@ class DeviceScaling:
         if self._refuses and environment.settings().checks_at_once:
             self.raise_late(wait=True)
 
-    def _call_once(self, step: Callable[[], None], key: Key | None) -> None:
+    def _call_once(self, step: Callable[[Attempt], None], key: Key | None) -> None:
         """Calls `step`, in which this thread sees the host's numbers that no GPU has refuted."""
         if self.lock.is_this_threads:
             raise RuntimeError(
@@ -245,20 +257,26 @@ class DeviceScaling:
                 "GPU decides about, as by a signal handler: do it after that"
             )
         self.raise_late(wait=key is None)
-        outer = _this_thread.ahead_of, _this_thread.place, _this_thread.key
+        outer = _this_thread.ahead_of
         try:
             _this_thread.ahead_of = None if key is None else self
-            _this_thread.place, _this_thread.key = _place_of(self._chain), key or ()
-            step()
+            step(Attempt(key or (), _place_of(self._chain)))
         finally:  # without a call: after Ctrl-C at one, this thread would see them for ever
-            _this_thread.ahead_of, _this_thread.place, _this_thread.key = outer
+            _this_thread.ahead_of = outer
 
     def prepare(
-        self, optimizer: Any, updates: Updates, loss_scale: Any, *, can_skip: bool = True
+        self,
+        attempt: Attempt,
+        optimizer: Any,
+        updates: Updates,
+        loss_scale: Any,
+        *,
+        can_skip: bool = True,
     ) -> bool:
         """Has a GPU decide about a step, if it can; returns whether it will.
 
         Args:
+            attempt: From `call`.
             optimizer: Whose step it is; it has been prepared.
             updates: The step's.
             loss_scale: What gradients are multiplied by: a number, or a `DeviceScale`.
@@ -271,7 +289,7 @@ class DeviceScaling:
             return False
         counter = optimizer.this_thread.global_step
         numbers = [*optimizer.state.scalars_of_steps(), *([] if counter is None else [counter])]
-        before, key, device = self._chain, _this_thread.key, None
+        before, key, device = self._chain, attempt.key, None
         if can_skip:
             device = updates.deciding_gpu(None if before is None else before.scale.device)
         chain_key = device, *map(id, (*key, *numbers))
@@ -280,7 +298,7 @@ class DeviceScaling:
             if chain is not None and chain.key != chain_key:
                 self._settle()
                 raise StepAgain
-            if _place_of(chain) != _this_thread.place:  # another thread has made a step, or waited
+            if _place_of(chain) != attempt.place:  # another thread has made a step, or waited
                 raise StepAgain
             if device is None:
                 return False
@@ -298,7 +316,7 @@ class DeviceScaling:
             by_count = {**chain.by_count, chain.host_count: now}
             self._chain = chain._replace(by_count=by_count)
             below = range(chain.host_count - 1, min(by_count) - 1, -1)
-            _this_thread.place = _place_of(chain)
+            attempt.place = _place_of(chain)
             updates.decide_on_gpu(
                 Decision(
                     self._rule,
@@ -316,13 +334,13 @@ class DeviceScaling:
             )
             return True
 
-    def confirm(self) -> None:
+    def confirm(self, attempt: Attempt) -> None:
         """Called with `lock` held, before the GPU is to decide.
 
         Raises:
             StepAgain: another thread has made a step since `prepare`, or waited for the GPU.
         """
-        if _place_of(self._chain) != _this_thread.place:
+        if _place_of(self._chain) != attempt.place:
             raise StepAgain
 
     def note_step(self, updates: Updates) -> None:

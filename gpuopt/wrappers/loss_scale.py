@@ -25,7 +25,13 @@ from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
 from gpuopt.state import loss_scales
 from gpuopt.state.state_dict import OptimizerState, check_form, load_state
 from gpuopt.step.additions import Forget, nothing_to_forget
-from gpuopt.step.device_scaling import DeviceScale, DeviceScaling, Key, reciprocal_on
+from gpuopt.step.device_scaling import (
+    Attempt,
+    DeviceScale,
+    DeviceScaling,
+    Key,
+    reciprocal_on,
+)
 from gpuopt.step.loss import GATE_OP, checked_gate
 from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import replica_context
@@ -237,9 +243,13 @@ class LossScaleOptimizer(StepWrapper):
             # The strategy adds up the replicas' gradients, and calls this again.
             Optimizer._apply_request(self, request._replace(pairs=pairs))
             return
-        scales = {**request.loss_scales, self: np.float32(1) if loss_scale is None else loss_scale}
-        request = request._replace(pairs=pairs, takes_wide=True, loss_scales=scales)
-        step = partial(super()._apply_request, request)
+        request = request._replace(pairs=pairs, takes_wide=True)
+        scale, make = np.float32(1) if loss_scale is None else loss_scale, super()._apply_request
+
+        def step(attempt: Attempt) -> None:
+            scales = {**request.loss_scales, self: (scale, attempt)}
+            make(request._replace(loss_scales=scales))
+
         self._on_gpu.call(step, partial(self._key_on_gpu, request))
 
     def leaves_out_call(self) -> bool:
@@ -380,8 +390,8 @@ class LossScaleOptimizer(StepWrapper):
         return True  # as in TensorFlow, and as where a GPU decides after they are made
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
-        loss_scale = updates.request.loss_scales[self]
-        if self._on_gpu.prepare(optimizer, updates, loss_scale):
+        loss_scale, attempt = updates.request.loss_scales[self]
+        if self._on_gpu.prepare(attempt, optimizer, updates, loss_scale):
             return updates, nothing_to_forget
         if gpu_backends and not self._host_may_wait:
             self._refuse_waits(optimizer, updates)
@@ -408,7 +418,7 @@ class LossScaleOptimizer(StepWrapper):
 
     def _makes_step(self, updates: Updates) -> bool:
         if updates.gpu_decides is not None:
-            self._on_gpu.confirm()
+            self._on_gpu.confirm(updates.request.loss_scales[self][1])
             return True
         found = updates.find_nonfinite()
         if found is not None:
