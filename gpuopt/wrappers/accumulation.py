@@ -256,18 +256,20 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             global_step: See `Optimizer.apply_gradients`.
             name: Likewise.
         """
+        make_step(self, StepRequest(None, global_step, name), self._update_now)
+
+    def _update_now(self, request: StepRequest) -> None:
         self._refuse_nested()
         strategy = strategy_of_replica(self)
         if strategy is not None:
-            self._call_in_replica(strategy, None, StepRequest(None, global_step, name))
+            self._call_in_replica(strategy, None, request)
             return
-        if global_step is not None:
-            checked_global_step(global_step)
+        if request.global_step is not None:
+            checked_global_step(request.global_step)
         with writing(), self._adding:
             count = self._sums.num_steps
             if count:
                 try:
-                    request = StepRequest(None, global_step, name)
                     self._update(self._divisor(count), (), request)
                 except BaseException as error:
                     self._drop(error, count)
