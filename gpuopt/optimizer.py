@@ -38,7 +38,7 @@ from gpuopt.step.pairs import Gradient, as_sequence
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.replica_context import this_thread as replicas
 from gpuopt.step.report import Report, reporting
-from gpuopt.step.request import StepRequest, joined, make_step, pass_on
+from gpuopt.step.request import StepRequest, is_overridden, joined, make_step, pass_on
 from gpuopt.step.request import this_thread as requests
 from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.row_checks import RowChecks
@@ -727,7 +727,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         reasons = [
             f"{cls.__name__} overrides {hook}, which"
             for hook in ("compute_gradients", "apply_gradients")
-            if not is_marked(getattr(cls, hook)) or hook in vars(self)
+            if not is_marked(getattr(cls, hook)) or is_overridden(self, hook)
         ]
         reasons += self._looks_at_all_gradients()
         if reasons and not self._gate_warning_given:

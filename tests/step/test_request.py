@@ -130,3 +130,72 @@ def test_a_worker_that_completes_a_step_adds_what_is_around_its_optimizer() -> N
         optimizer.apply_gradients([(ONES, w)], step)
     assert w.numpy().tolist() == [-1, -1]
     assert optimizer.averages.average(w).numpy().tolist() == [-0.5, -0.5]
+
+
+def decaying(base: type[gpuopt.Optimizer], *arguments: Any) -> Any:
+    return gpuopt.extend_with_decoupled_weight_decay(base)(0.5, *arguments)
+
+
+def overridden(cls: type[gpuopt.Optimizer], method: str) -> Any:
+    """Returns a subclass whose method does nothing but to call the one of `cls`."""
+
+    def call(self: Any, *arguments: Any, **options: Any) -> None:
+        getattr(cls, method)(self, *arguments, **options)
+
+    return type("Overridden", (cls,), {method: call})
+
+
+SGD = gpuopt.GradientDescentOptimizer
+
+
+def users_hook(self: Any, grad: Any, var: Any) -> None:
+    SGD._apply_dense(self, grad, var)
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        SGD,
+        halving(SGD, wraps=False),
+        overridden(SGD, "minimize"),
+        type("Hooked", (SGD,), {"_apply_dense": users_hook}),
+    ],
+    ids=["rule", "apply_gradients", "minimize", "hook"],
+)
+@pytest.mark.parametrize("is_outer", [False, True], ids=["inside", "around"])
+@pytest.mark.parametrize("gate", [None, gpuopt.Optimizer.GATE_NONE, gpuopt.Optimizer.GATE_OP])
+@pytest.mark.filterwarnings("ignore:GATE_NONE gives way")
+def test_listed_variables_decay_alone_whatever_a_user_overrides(
+    base: Any, is_outer: bool, gate: Any
+) -> None:
+    optimizer = decaying(base, 1.0)
+    if is_outer:
+        cls = type(optimizer)
+        optimizer = overridden(overridden(cls, "apply_gradients"), "minimize")(0.5, 1.0)
+    listed, other = (Variable(np.full(2, 8, np.float32)) for _ in range(2))
+    if gate is None:
+        optimizer.apply_gradients([(ONES, listed), (ONES, other)], decay_var_list=[listed])
+    else:
+        optimizer.minimize(
+            lambda: np.sum(listed + other), gate_gradients=gate, decay_var_list=[listed]
+        )
+    rate = 0.5 if base.__name__ == "Halving" else 1.0
+    assert listed.numpy().tolist() == [4 - rate] * 2
+    assert other.numpy().tolist() == [8 - rate] * 2
+
+
+def test_a_list_of_decaying_variables_is_for_one_step() -> None:
+    listed, other, inside = (Variable(np.full(2, 8, np.float32)) for _ in range(3))
+    steps = [1]
+
+    def rate() -> float:
+        if steps:
+            steps.clear()
+            optimizer.apply_gradients([(ONES, inside)])
+        return 1.0
+
+    optimizer = decaying(SGD, rate)
+    optimizer.apply_gradients([(ONES, listed), (ONES, other)], decay_var_list=[listed])
+    assert [each.numpy()[0] for each in (listed, other, inside)] == [3, 7, 3]
+    optimizer.apply_gradients([(ONES, listed), (ONES, other)])
+    assert [each.numpy()[0] for each in (listed, other)] == [0.5, 2.5]

@@ -101,7 +101,9 @@ class WeightDecay(Optimizer):
             ValueError: it is given in a replica, where each variable has several copies.
         """
         if decay_var_list is None:
-            super().apply_gradients(grads_and_vars, global_step, name, skip_gradients_aggregation)
+            # Only then: a base class of a user's own may not take it.
+            options = {"skip_gradients_aggregation": True} if skip_gradients_aggregation else {}
+            super().apply_gradients(grads_and_vars, global_step, name, **options)
             return
         request = StepRequest(
             grads_and_vars,
