@@ -28,9 +28,6 @@ class Addition(Protocol):
     def _keeps_new_slots(self) -> bool:
         """Whether what was made for a step stays if `_makes_step` leaves the step out."""
 
-    def _adds_to(self, optimizer: Any) -> bool:
-        """Whether a step of `optimizer` is one of the optimizer inside."""
-
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         """Called when nothing is written yet.
 

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,6 +134,7 @@ class _Chain(NamedTuple):
     names: Mapping[int, Names]
 
 
+@dataclass(slots=True)
 class Attempt:
     """One preparation of a step, by the host's numbers that no GPU has refuted.
 
@@ -142,11 +144,8 @@ class Attempt:
         place: Where the chain was when these numbers were read.
     """
 
-    __slots__ = ("key", "place")
-
-    def __init__(self, key: Key, place: tuple[DeviceScale, int] | None) -> None:
-        self.key = key
-        self.place = place
+    key: Key
+    place: tuple[DeviceScale, int] | None
 
 
 class _ThisThread(threading.local):

@@ -43,9 +43,6 @@ class FiniteGradients:
         self._makes_step_of = makes_step_of
         self._takes_norms = takes_norms
 
-    def _adds_to(self, optimizer: Any) -> bool:
-        return True
-
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         # New slots go with a step that is left out, as no GPU could have them go.
         is_on_gpu = self._on_gpu.prepare(

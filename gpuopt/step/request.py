@@ -137,14 +137,20 @@ def joined(optimizer: RequestedOptimizer, request: StepRequest) -> StepRequest:
     passing = this_thread.passing
     if passing is None:
         return request
-    outer, is_owner = passing.request, optimizer.owner_of_state is passing.owner
+    owner, outer = passing
+    if optimizer.owner_of_state is not owner:
+        # The user's code makes a step of another optimizer: maybe of the one that a wrapper of the
+        # user's own has inside.
+        if not is_overridden(owner, "apply_gradients"):
+            return request
+        outer = outer._replace(takes_wide=False, late_sums=None, decaying=None)
     return request._replace(
         additions=outer.additions,
-        copies=outer.copies,
+        takes_wide=outer.takes_wide,
+        late_sums=outer.late_sums,
         loss_scales=outer.loss_scales,
-        takes_wide=outer.takes_wide and is_owner,
-        late_sums=outer.late_sums if is_owner else None,
-        decaying=outer.decaying if is_owner and request.decaying is None else request.decaying,
+        decaying=outer.decaying if request.decaying is None else request.decaying,
+        copies=outer.copies,
     )
 
 

@@ -290,7 +290,7 @@ class Step:
             call_user_code(prepare)
 
     def _prepare_additions(self, added: Sequence[Addition], updates: Updates) -> Updates:
-        self._additions = [each for each in added if each._adds_to(self._optimizer)]
+        self._additions = list(added)
         for addition in self._additions:
             updates, forget = addition._prepare_updates(self._optimizer, updates)
             self._forget_additions.append(forget)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
-from gpuopt.optimizer import Optimizer, is_marked
+from gpuopt.optimizer import Optimizer
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.request import StepRequest, make_step, pass_on
@@ -90,12 +90,6 @@ class StepWrapper(OptimizerWrapper):
     @property
     def _keeps_new_slots(self) -> bool:
         return False
-
-    def _adds_to(self, optimizer: Optimizer) -> bool:
-        # A signal handler may step another optimizer now. Which one a user's own wrapper steps is
-        # not known; methods of this package have the mark, and step the optimizer itself.
-        owner = self.owner_of_state
-        return optimizer is owner or not is_marked(owner.apply_gradients)
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         return updates, nothing_to_forget

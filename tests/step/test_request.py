@@ -65,6 +65,38 @@ def test_a_method_that_is_set_on_the_optimizer_inside_is_called() -> None:
     assert optimizer.averages.average(w).numpy().tolist() == [-0.5, -0.5]
 
 
+def test_what_is_added_gets_through_a_wrapper_that_nobody_knows_to_be_one() -> None:
+    class Wrapping(gpuopt.Optimizer):
+        def __init__(self, opt: gpuopt.Optimizer) -> None:
+            super().__init__(False, "Wrapping")
+            self.opt = opt
+
+        def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None):
+            self.opt.apply_gradients(grads_and_vars, global_step, name)
+
+    optimizer = MovingAverageOptimizer(Wrapping(gpuopt.GradientDescentOptimizer(1.0)), 0.5)
+    w = Variable(np.zeros(2, np.float32))
+    optimizer.apply_gradients([(ONES, w)])
+    assert optimizer.averages.average(w).numpy().tolist() == [-0.5, -0.5]
+
+
+def test_another_optimizer_that_a_users_wrapper_steps_is_not_added_to() -> None:
+    other, elsewhere = gpuopt.GradientDescentOptimizer(1.0), Variable(np.zeros(2, np.float32))
+
+    class SteppingAnother(MovingAverageOptimizer):
+        def apply_gradients(self, *arguments: Any, **more: Any) -> None:
+            other.apply_gradients([(ONES, elsewhere)])
+            super().apply_gradients(*arguments, **more)
+
+    inner = SteppingAnother(gpuopt.GradientDescentOptimizer(1.0), 0.25)
+    optimizer, w = MovingAverageOptimizer(inner, 0.5), Variable(np.zeros(2, np.float32))
+    optimizer.apply_gradients([(ONES, w)])
+    assert elsewhere.numpy().tolist() == w.numpy().tolist() == [-1, -1]
+    for averages, value in ((inner.averages, -0.75), (optimizer.averages, -0.5)):
+        assert averages.average(w).numpy().tolist() == [value, value]
+        assert averages.average(elsewhere) is None
+
+
 def test_another_optimizer_that_a_users_apply_gradients_steps_takes_no_wide_gradients() -> None:
     other, refused = gpuopt.GradientDescentOptimizer(1.0), []
     elsewhere = Variable(np.zeros(2, ml_dtypes.bfloat16))
