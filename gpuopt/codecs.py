@@ -71,6 +71,11 @@ class Codec(ABC):
 
     @property
     @abstractmethod
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """The type of each array."""
+
+    @property
+    @abstractmethod
     def cpp(self) -> str | None:
         """The codec's name in C++; None if it is in numpy alone."""
 
@@ -122,6 +127,10 @@ class Plain(Codec):
     real: np.dtype[Any]
 
     @property
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        return (self.real,)
+
+    @property
     def cpp(self) -> str | None:
         return f"gpuopt::Plain<{_REALS[self.real]}>"
 
@@ -141,6 +150,10 @@ class Cast(Codec):
     stored: np.dtype[Any]
     real: np.dtype[Any]
     is_decoded = True
+
+    @property
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        return (self.stored,)
 
     @property
     def cpp(self) -> str | None:
@@ -167,6 +180,10 @@ class MasterAndCopy(Codec):
     num_arrays = 2
 
     @property
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        return _FLOAT, self.copy
+
+    @property
     def cpp(self) -> str | None:
         return f"gpuopt::MasterAndCopy<{_HALVES[self.copy]}>"
 
@@ -180,6 +197,7 @@ class Split(Codec):
 
     num_arrays = 2
     is_decoded = True
+    dtypes = np.dtype(ml_dtypes.bfloat16), np.dtype(np.uint16)
 
     @property
     def cpp(self) -> str | None:
@@ -198,6 +216,7 @@ class Coded(Codec):
 
     num_arrays = 2
     is_decoded = has_blocks = True
+    dtypes = np.dtype(np.uint8), _FLOAT
 
     @property
     @abstractmethod
@@ -256,7 +275,8 @@ class Coded(Codec):
         self, shape: tuple[int, ...], start: float = 0.0, *, by_rows: bool = False
     ) -> list[Form]:
         of_scales = scales_shape(shape, by_rows=by_rows)
-        return [Form(shape, np.dtype(np.uint8), self.zero), Form(of_scales, _FLOAT, 0.0)]
+        of_codes, real = self.dtypes
+        return [Form(shape, of_codes, self.zero), Form(of_scales, real, 0.0)]
 
     def new_arrays(self, values: Array, *, by_rows: bool = False) -> CodedValues:
         """Returns the nearest codes and their scales; numbers that are not finite become 0."""
@@ -335,6 +355,11 @@ class Codecs:
     @computed_once
     def have_blocks(self) -> bool:
         return any(map(attrgetter("has_blocks"), self.every))
+
+    @computed_once
+    def coded(self) -> tuple[Coded, ...]:
+        """The codecs of slots in 8 bits."""
+        return tuple(codec for codec in self.slots if isinstance(codec, Coded))
 
     @computed_once
     def num_decoded(self) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 
 import gpuopt.optimizers
 from gpuopt.backends.backend import compute_type
+from gpuopt.codecs import Split
 from gpuopt.near_names import find_near
 from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.rules.clipped import clipped
@@ -211,12 +212,12 @@ def _arrays(
 
     own = variable.dtype
     rows = [("gradient", own, "plain" if own == real else "converted as it is read")]
-    target, _, beside = optimizer._target(variable)
-    if beside is None:
+    target, _, codecs = optimizer._target(variable)
+    if target.beside is None:
         rows.append(("variable", own, how(own)))
-    elif optimizer.masters == "remainder":
+    elif isinstance(codecs.var, Split):
         rows.append(("variable", own, f"the upper half of a {real}, rounded half up"))
-        rows.append((MASTER, beside.dtype, "its lower half"))
+        rows.append((MASTER, target.beside.dtype, "its lower half"))
     else:
         rows.append((MASTER, target.var.dtype, how(target.var.dtype)))
         rows.append(("variable", own, f"a copy of {MASTER}, rounded to nearest"))

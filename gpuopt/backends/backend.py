@@ -13,7 +13,7 @@ from gpuopt.backends.clips import Clips
 from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
-from gpuopt.codecs import Coded
+from gpuopt.codecs import Codecs, codec_of
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.rules.update_rule import UpdateRule
@@ -40,10 +40,17 @@ class Target(NamedTuple):
         slots: In the rule's order; each of var's shape, or of `row_shape` if it is one of the
             rule's row slots; and on a GPU of its dtype. Where they are in 8 bits, the codes of
             each, and then the scales of each: see `CodedValues`.
+        beside: The second array that stores the variable, if its codec has two.
     """
 
     var: Array
     slots: Sequence[Array]
+    beside: Array | None = None
+
+    @property
+    def arrays(self) -> list[Array]:
+        """All arrays, in this order."""
+        return [self.var, *self.slots, *([] if self.beside is None else [self.beside])]
 
 
 class SparseUpdate(NamedTuple):
@@ -345,26 +352,23 @@ class Backend(Protocol):
     def plan_dense(
         self,
         targets: Sequence[Target],
+        codecs: Codecs | None = None,
         updated: Sequence[Updated] = (),
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
-        codings: Sequence[Coded] = (),
-        beside: Sequence[Array] = (),
     ) -> DensePlan:
         """Prepares updates of variables of one dtype that share no memory.
 
         Args:
             targets: The variables to update, with their slots.
+            codecs: How each of them is stored; by default as the first one's types say: see
+                `codecs_of`. With master copies and copies, the plan accepts gradients of the
+                copies' dtype.
             updated: The identities of these variables and slots.
             borrowed: The positions of variables in memory of the caller's. The plan does not keep
                 this memory alive, and must not be used once it is gone.
             groups: For each variable, the position of its scalars among those that `apply_dense` is
                 given; by default there is one group.
-            codings: Those of the rule's slots, if they are in 8 bits.
-            beside: An array for each variable that is updated with it. If the targets' variables
-                are float32 master copies: one of 16 bits, which gets the new values, rounded; the
-                plan accepts gradients of its dtype. If they are bfloat16: a uint16 one, the lower
-                halves of master copies (see `split`); slots are float32 then.
 
         Returns:
             The plan for `apply_dense` and, if there is a single variable, for `apply_sparse`. It is
@@ -461,6 +465,14 @@ class Backend(Protocol):
             (sums, rows): float16 and bfloat16 are summed, and returned, in float32; `rows` are
             unique, in order of first appearance as TensorFlow gives them.
         """
+
+
+def codecs_of(target: Target) -> Codecs:
+    """Returns the codecs of a variable and slots that are one array of numbers each."""
+    real = np.dtype(compute_type(target.var.dtype))
+    return Codecs(
+        codec_of(target.var.dtype, real), tuple(codec_of(each.dtype, real) for each in target.slots)
+    )
 
 
 def compute_type(dtype: np.dtype[Any]) -> type[np.float32] | type[np.float64]:

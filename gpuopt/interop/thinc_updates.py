@@ -123,7 +123,7 @@ class _ArrayUpdates:
         self._groups = groups
         of_groups = groups if max(groups) else None
         updated = [_Updated() for _ in targets]
-        self._plan = self.backend.plan_dense(targets, updated, groups=of_groups)
+        self._plan = self.backend.plan_dense(targets, updated=updated, groups=of_groups)
         self._gradients: Sequence[Array] = ()
         # By rule; None where the plan is used.
         self._repeated: dict[UpdateRule, RepeatedUpdate | None] = {}

@@ -10,6 +10,7 @@ import numpy as np
 from gpuopt.backends import Target
 from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.backends.loss_scaling import Decided
+from gpuopt.codecs import Codecs, codec_of
 from gpuopt.device import Device
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.moving_average import AVERAGE_WEIGHT
@@ -21,7 +22,7 @@ from gpuopt.step.row_checks import RowChecks
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable, known_identity
 
-TargetOf = Callable[[Variable], tuple[Target, list[Identity], Any]]
+TargetOf = Callable[[Variable], tuple[Target, list[Identity], Codecs]]
 
 
 class MovingAverages:
@@ -127,15 +128,17 @@ class FollowingAverages:
         value = kept_dtype(variable.dtype, self._masters).itemsize * variable.size
         return 2 * average.nbytes + (value if is_moved_alone else 0)
 
-    def target(self, target_of: TargetOf, variable: Variable) -> tuple[Target, list[Identity], Any]:
+    def target(
+        self, target_of: TargetOf, variable: Variable
+    ) -> tuple[Target, list[Identity], Codecs]:
         """Returns a variable's target with its average before its slots; see `averaged`."""
-        [array, slots], [own, *identities], beside = target_of(variable)
+        target, [own, *identities], codecs = target_of(variable)
         average = self.moving.average(variable)
         assert average is not None, "it was there when the step began"
         return (
-            Target(array, [average.unread_storage, *slots]),
+            target._replace(slots=[average.unread_storage, *target.slots]),
             [own, average.identity, *identities],
-            beside,
+            Codecs(codecs.var, (codec_of(average.dtype, codecs.var.real), *codecs.slots)),
         )
 
     def of(self, variables: Iterable[Variable]) -> list[Variable]:

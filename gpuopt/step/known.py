@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuopt.backends import Backend, Target, backend_for
 from gpuopt.backends.backend import compute_type
-from gpuopt.codecs import Coded
+from gpuopt.codecs import Codecs
 from gpuopt.device import Device
 from gpuopt.variables.identity import Identity, find_identity
 from gpuopt.variables.variable import Variable, known_identity
@@ -92,9 +92,8 @@ class Group:
         self,
         variables: Sequence[Variable],
         state_version: int,
-        target_of: Callable[[Variable], tuple[Target, list[Identity], Any]],
+        target_of: Callable[[Variable], tuple[Target, list[Identity], Codecs]],
         scalar_group_of: Callable[[Variable], int],
-        codings: Sequence[Coded] = (),
         choice: bytes = b"",
     ) -> None:
         """Has each device's backend plan the updates.
@@ -102,10 +101,8 @@ class Group:
         Args:
             variables: At least one; they share no memory.
             state_version: The `State.version.number` of the slots that `target_of` finds.
-            target_of: Returns a variable's array and slots, their identities, and what is kept
-                beside them, or None: see `Backend.plan_dense`.
+            target_of: Returns a variable's arrays, their identities, and how they are stored.
             scalar_group_of: Returns the number of the group whose scalars a variable has.
-            codings: Those of the rule's slots, if they are in 8 bits.
             choice: See `KnownGroups.find`.
         """
         self.choice = choice
@@ -124,7 +121,7 @@ class Group:
             by_kind.setdefault((variable.device, variable.dtype), []).append(position)
         for (device, dtype), positions in by_kind.items():
             backend = backend_for(device)
-            targets, identities, kept = zip(
+            targets, identities, codecs = zip(
                 *(target_of(variables[position]) for position in positions), strict=True
             )
             borrowed = [i for i, at in enumerate(positions) if variables[at].is_raw_array]
@@ -132,8 +129,7 @@ class Group:
             used = sorted(set(numbers))
             groups = None if len(used) == 1 else [used.index(each) for each in numbers]
             updated = list(chain.from_iterable(identities))
-            beside = () if kept[0] is None else kept
-            plan = backend.plan_dense(targets, updated, borrowed, groups, codings, beside)
+            plan = backend.plan_dense(targets, codecs[0], updated, borrowed, groups)
             is_all = len(by_kind) == 1
             of_group = None if is_all else positions
             number, real = len(self.batches), compute_type(dtype)

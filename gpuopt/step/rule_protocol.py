@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuopt.backends import Target
 from gpuopt.backends.backend import Scalars
+from gpuopt.codecs import Codecs
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import Masters, SlotCodecs, SlotCodes
@@ -54,7 +55,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
         self, variables: Sequence[Any], is_sparse: bool, listed: Listed
     ) -> tuple[UpdateRule, bytes]: ...
 
-    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]: ...
+    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Codecs]: ...
 
     def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable: ...
 

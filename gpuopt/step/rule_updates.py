@@ -198,7 +198,6 @@ class RuleUpdates:
                     self._version_with_averages() if part.is_averaged else state.version.number,
                     target_of,
                     partial(self._optimizer._group_of_scalars, listed=self.request.decaying),
-                    () if codes is None else tuple(codes.codecs.values()),
                     part.choice,
                 )
                 known.add(group)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends import Target, backend_for, to_device
-from gpuopt.backends.backend import Scalars
+from gpuopt.backends.backend import Scalars, codecs_of
+from gpuopt.codecs import Codecs
 from gpuopt.rules.accumulation import begin_sum
 from gpuopt.rules.moving_average import moving_average
 from gpuopt.rules.update_rule import UpdateRule
@@ -152,8 +153,9 @@ def _brought(value: Any, average: Variable) -> Any:
         return array.astype(average.dtype) if is_converted else array
 
 
-def _target(average: Variable) -> tuple[Target, list[Identity], Any]:
-    return Target(average.unread_storage, []), [average.identity], None
+def _target(average: Variable) -> tuple[Target, list[Identity], Codecs]:
+    target = Target(average.unread_storage, [])
+    return target, [average.identity], codecs_of(target)
 
 
 def _parameter_group(average: Variable) -> int:

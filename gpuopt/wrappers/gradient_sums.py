@@ -11,7 +11,9 @@ import numpy as np
 
 from gpuopt import environment
 from gpuopt.backends import Target, backend_for
+from gpuopt.backends.backend import codecs_of
 from gpuopt.backends.clips import FACTOR_OF_FLOAT32
+from gpuopt.codecs import Codecs
 from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
@@ -154,9 +156,10 @@ class GradientSums(SumsInState):
         self.reset()
         return pairs, totals
 
-    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]:
+    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Codecs]:
         total = self._total(variable)
-        return Target(total.unread_storage, []), [total.identity], None
+        target = Target(total.unread_storage, [])
+        return target, [total.identity], codecs_of(target)
 
     def _launch(
         self,

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from dtypes import DTYPES_BY_NAME
-from every_backend import BACKENDS, RULES, every_backend, every_rule, misaligned, scalars_for
+from every_backend import (
+    BACKENDS,
+    RULES,
+    every_backend,
+    every_rule,
+    misaligned,
+    plan_beside,
+    scalars_for,
+)
 from kernel_updates import Arrays, Update, check, copy_of
 
 from gpuopt.backends import Backend, Target
@@ -25,7 +33,7 @@ every_dtype = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 
 def plan_of(backend: Backend, updates: list[Update], copies: Copies) -> Any:
     targets = [Target(update.var, update.slots) for update in updates]
-    return backend.plan_dense(targets, beside=copies)
+    return plan_beside(backend, targets, copies)
 
 
 def rounded(updates: list[Update], dtype: str) -> Copies:

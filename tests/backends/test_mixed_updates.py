@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from every_backend import BACKENDS, BY_NAME, misaligned, scalars_for
+from every_backend import BACKENDS, BY_NAME, misaligned, plan_beside, scalars_for
 from four_slots import four_slots
 
 from gpuopt.backends import Target
@@ -93,10 +93,10 @@ def write(backend: str, kind: Kind, rule: UpdateRule, shift: bool) -> Any:
     """Returns what is written by three steps."""
     targets, beside, gradients = make(kind, rule, SHAPES)
     if shift:
-        targets = [Target(shifted(var), slots) for var, slots in targets]
+        targets = [Target(shifted(var), slots) for var, slots, _ in targets]
         gradients = list(map(shifted, gradients))
     mine, groups = BACKENDS[backend](), [i % 2 for i in range(len(SHAPES))]
-    plan = mine.plan_dense(targets, groups=groups, beside=beside)
+    plan = plan_beside(mine, targets, beside, groups=groups)
     for step in range(3):
         scalars = scalars_for(backend, rule)
         if kind.is_rounded:
@@ -104,7 +104,7 @@ def write(backend: str, kind: Kind, rule: UpdateRule, shift: bool) -> Any:
         of_groups = [scalars, {**scalars, rule.scalars[0]: np.float32(0.25)}]
         taken = rounded(rule) if kind.is_rounded else rule
         mine.apply_dense(taken, plan, gradients, of_groups)
-    return [array for var, slots in targets for array in (var, *slots)] + beside
+    return [array for var, slots, _ in targets for array in (var, *slots)] + beside
 
 
 KEY = key_of_step(3, 0)
@@ -167,7 +167,7 @@ def test_rows_of_a_table_are_updated_to_numpys_bits(compiled: list[str], name: s
         for backend in ("compiled", "plain"):
             [target], beside, [grad] = make(kind, ADAM, [(300, 70)])
             mine = BACKENDS[backend]()
-            update = SparseUpdate(mine.plan_dense([target], beside=beside), grad[:4], rows)
+            update = SparseUpdate(plan_beside(mine, [target], beside), grad[:4], rows)
             given = {**scalars_for(backend, ADAM), **scalars}
             mine.apply_sparse(rule, [update], [given], other_rows=other_rows)
             found.append([target.var, *target.slots, *beside])
@@ -186,7 +186,7 @@ HALVES = np.arange(1 << 16).astype(np.uint16)
 
 def step_by_gradient(var: Array, beside: list[Array], grad: Array) -> None:
     mine = BACKENDS["compiled"]()
-    plan = mine.plan_dense([Target(var, [])], beside=beside)
+    plan = plan_beside(mine, [Target(var, [])], beside)
     mine.apply_dense(SGD, plan, [grad], [{"learning_rate": FLOAT.type(1)}])
 
 
@@ -244,7 +244,7 @@ def test_small_variables_beside_a_large_one_take_gradients_of_another_type(
     mine = CpuBackend()
     plan = mine.plan_dense(targets)
     mine.apply_dense(SGD, plan, gradients, [{"learning_rate": FLOAT.type(0.5)}])
-    for (var, _), size in zip(targets, sizes, strict=True):
+    for (var, *_), size in zip(targets, sizes, strict=True):
         np.testing.assert_array_equal(var, 1 - np.arange(size) % 64 / 2)
 
 

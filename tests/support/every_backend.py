@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,12 @@ import pytest
 from emulator.emulator import EmulatorLauncher
 from every_optimizer import update_rules
 
-from gpuopt.backends import Backend
+from gpuopt.backends import Backend, Target
+from gpuopt.backends.backend import codecs_of
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cuda.backend import CudaBackend
+from gpuopt.codecs import Codecs, MasterAndCopy, Split
 from gpuopt.device import Device
 from gpuopt.rules.cautious import cautious
 from gpuopt.rules.clipped import clipped
@@ -56,3 +58,17 @@ def scalars_for(backend: str, rule: UpdateRule) -> dict[str, Any]:
 def misaligned(array: np.ndarray) -> np.ndarray:
     """Returns a copy at an address that is not aligned to packs."""
     return np.concatenate([array.reshape(-1)[:1], array.reshape(-1)])[1:].reshape(array.shape)
+
+
+def plan_beside(
+    backend: Backend, targets: Sequence[Target], beside: Sequence[Any], **more: Any
+) -> Any:
+    """Plans updates of variables that are stored in two arrays each, or in one if none is given."""
+    codecs = codecs_of(targets[0])
+    if beside:
+        other = beside[0].dtype
+        var = Split() if other == np.uint16 else MasterAndCopy(other)
+        codecs = Codecs(var, codecs.slots)
+        pairs = zip(targets, beside, strict=True)
+        targets = [target._replace(beside=array) for target, array in pairs]
+    return backend.plan_dense(targets, codecs, **more)

@@ -207,13 +207,13 @@ def kernels_of_codes() -> list[Kernel]:
     listed: list[Kernel] = []
     of_two = by_name["adam"]
     for rule in (*of_one_slot, of_two, clipped(of_two), scaled(of_one_slot[0]), scaled(of_two)):
-        codings = coded(rule)
+        codecs = coded(rule)
         for storage in CODED_STORAGES:
-            listed.append(kernels.coded_update(rule, codings, storage))
-            listed += [kernels.update_coded_rows(rule, codings, storage, key) for key in KEYS]
+            listed.append(kernels.coded_update(rule, codecs, storage))
+            listed += [kernels.update_coded_rows(rule, codecs, storage, key) for key in KEYS]
             if rule is not clipped(of_two):
                 is_scaled = rule.is_scaled
-                listed.append(kernels.update_other_coded_rows(rule, codings, storage, is_scaled))
+                listed.append(kernels.update_other_coded_rows(rule, codecs, storage, is_scaled))
     sums = cautious(by_name["adam"])
     of_squares = coded(by_name["adam"], "bitsandbytes")
     return [

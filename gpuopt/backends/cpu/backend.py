@@ -18,6 +18,7 @@ from gpuopt.backends.backend import (
     SparseUpdate,
     Target,
     Updated,
+    codecs_of,
 )
 from gpuopt.backends.clips import Clips
 from gpuopt.backends.cpu.caches import read_cache_bytes
@@ -42,7 +43,7 @@ from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.row_order import TableOfWidth, first_positions
 from gpuopt.backends.unowned import array_at
-from gpuopt.codecs import Coded
+from gpuopt.codecs import Codecs
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.rules.update_rule import UpdateRule
@@ -156,20 +157,18 @@ class CpuBackend:
     def plan_dense(
         self,
         targets: Sequence[Target],
+        codecs: Codecs | None = None,
         updated: Sequence[Updated] = (),
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
-        codings: Sequence[Coded] = (),
-        beside: Sequence[Array] = (),
     ) -> DensePlan:
         # From the caller's arrays: those that replace them below do not know their memory's owner.
-        written = [array for var, slots in targets for array in (var, *slots)]
-        memory = WrittenMemory([*written, *beside])
+        memory = WrittenMemory([array for target in targets for array in target.arrays])
         targets = list(targets)
         for position in borrowed:
-            var, slots = targets[position]
-            targets[position] = Target(self.unowned(var), slots)
-        return DensePlan(targets, memory, self._limits, groups, codings, beside)
+            target = targets[position]
+            targets[position] = target._replace(var=self.unowned(target.var))
+        return DensePlan(targets, memory, self._limits, groups, codecs or codecs_of(targets[0]))
 
     def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Array]) -> list[int]:
         overlaps = WrittenMemory.joined([plan.memory for plan in plans]).overlaps
@@ -243,7 +242,7 @@ def _first_positions(updates: Sequence[SparseUpdate]) -> list[int]:
     """Returns the sorted position of each table's first row; see `gpuopt.backends.row_order`."""
     tables: list[TableOfWidth] = []
     for plan, _, rows, *_ in updates:
-        [(var, _)] = plan.targets
+        [(var, *_)] = plan.targets
         # An empty table has no rows to sort, whatever its gradient names.
         height = len(var) if var.size else 0
         width = var.size // max(height, 1)

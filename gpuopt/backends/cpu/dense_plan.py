@@ -21,7 +21,7 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import Array, scratch
 from gpuopt.backends.cpu.tiles import Rounding, buffers_for, cut_short, update_tile
 from gpuopt.backends.cpu.written_memory import WrittenMemory
-from gpuopt.codecs import Codec, Codecs, Coded, MasterAndCopy, Split, codec_of
+from gpuopt.codecs import Codecs, MasterAndCopy, codec_of
 from gpuopt.computed_once import computed_once
 
 _BUNDLE_BYTES = 128 * 1024
@@ -45,8 +45,7 @@ class DensePlan:
         real: The type that rules compute in.
         size: How many elements there are.
         targets: The variables and their slots, in order.
-        codings, beside: See `Backend.plan_dense`.
-        codecs: How the first variable and its slots are stored.
+        codecs: How the variables and their slots are stored.
         arrays: All arrays of each variable, as `codecs` take them.
         groups: For each variable, the number of its group, whose forms and scalars it gets.
         memory: The memory of all arrays.
@@ -60,9 +59,8 @@ class DensePlan:
         targets: Sequence[Target],
         memory: WrittenMemory,
         limits: CpuLimits,
-        groups: Sequence[int] | None = None,
-        codings: Sequence[Coded] = (),
-        beside: Sequence[Array] = (),
+        groups: Sequence[int] | None,
+        codecs: Codecs,
     ) -> None:
         """Sorts the variables.
 
@@ -71,25 +69,19 @@ class DensePlan:
             memory: The memory of all these arrays.
             limits: See `CpuLimits`.
             groups: See `Backend.plan_dense`.
-            codings: Likewise.
-            beside: Likewise.
+            codecs: Likewise.
         """
         dtype = targets[0].var.dtype
         self.real = np.dtype(compute_type(dtype))
-        self.size = sum(var.size for var, _ in targets)
-        self.targets, self.codings, self.beside = targets, codings, beside
+        self.size = sum(target.var.size for target in targets)
+        self.targets, self.codecs = targets, codecs
         self.groups = groups or [0] * len(targets)
         self.memory = memory
         self._limits = limits
-        self._shapes = [var.shape for var, _ in targets]
-        self.codecs = _codecs_of(targets[0], self.real, codings, beside[:1])
+        self._shapes = [target.var.shape for target in targets]
         # A master copy's gradient has the type of the weights.
-        of_weights = isinstance(self.codecs.var, MasterAndCopy)
-        self._dtype = beside[0].dtype if of_weights else dtype
-        self.arrays = [
-            _arrays_of(target, codings, beside[position : position + 1])
-            for position, target in enumerate(targets)
-        ]
+        self._dtype = codecs.var.copy if isinstance(codecs.var, MasterAndCopy) else dtype
+        self.arrays = [_arrays_of(target, codecs) for target in targets]
         types = [array.dtype for array in self.arrays[0]]
         self.strided: list[int] = []
         self._large: list[int] = []
@@ -162,7 +154,7 @@ class DensePlan:
         return self._with(limits, self.groups)
 
     def _with(self, limits: CpuLimits, groups: Sequence[int]) -> DensePlan:
-        return DensePlan(self.targets, self.memory, limits, groups, self.codings, self.beside)
+        return DensePlan(self.targets, self.memory, limits, groups, self.codecs)
 
     def stored(self, gradients: Sequence[Array] | None) -> Stored | None:
         """Returns how the arrays of an update are stored; None if gradients have several types.
@@ -276,23 +268,10 @@ class DensePlan:
         update_tile(form, self.codecs, self.real, arrays, grad, scratch(types, size), rounds)
 
 
-def _codecs_of(
-    target: Target, real: np.dtype[Any], codings: Sequence[Coded], beside: Sequence[Array]
-) -> Codecs:
-    """Returns how a variable and its slots are stored; see `Backend.plan_dense`."""
-    var: Codec = codec_of(target.var.dtype, real)
-    for other in beside:
-        var = Split() if other.dtype == np.uint16 else MasterAndCopy(other.dtype)
-    plain = target.slots[: len(target.slots) - 2 * len(codings)]
-    return Codecs(var, (*(codec_of(each.dtype, real) for each in plain), *codings))
-
-
-def _arrays_of(
-    target: Target, codings: Sequence[Coded], beside: Sequence[Array]
-) -> Sequence[Array]:
+def _arrays_of(target: Target, codecs: Codecs) -> Sequence[Array]:
     """Returns the arrays of a variable and its slots, as `Codecs` take them."""
-    var, slots = target
-    num_coded = len(codings)
+    var, slots, beside = target
+    num_coded = sum(codec.has_blocks for codec in codecs.slots)
     plain, coded = slots[: len(slots) - 2 * num_coded], slots[len(slots) - 2 * num_coded :]
     pairs = zip(coded[:num_coded], coded[num_coded:], strict=True)
-    return [var, *beside, *plain, *chain.from_iterable(pairs)]
+    return [var, *([] if beside is None else [beside]), *plain, *chain.from_iterable(pairs)]

@@ -36,7 +36,7 @@ def update_dense(
     """
     if gradients is None and (plan.size < limits.compiled_elements or not plan.is_large):
         zero = plan.real.type(0)
-        gradients = [np.broadcast_to(zero, var.shape) for var, _ in plan.targets]
+        gradients = [np.broadcast_to(zero, var.shape) for var, *_ in plan.targets]
     if rule.sums:
         assert gradients is not None, "a rule with sums has no update without a gradient"
         scalars = scalars_with_sums(rule, plan, gradients, scalars, limits)
@@ -77,7 +77,7 @@ def _update_strided(rule: UpdateRule, target: Target, gradient: Array, scalars: 
 
     nditer copies a chunk in and out only where the storage is of another type or not contiguous.
     """
-    var, slots = target
+    var, slots, _ = target
     real = compute_type(var.dtype)
     chunks = np.nditer(
         [var, gradient, *slots],
@@ -101,13 +101,12 @@ def _update_copies(
     limits: CpuLimits,
 ) -> None:
     """Updates contiguous copies of a variable's strided arrays, and copies the results back."""
-    var, slots = plan.targets[position]
-    written = [var, *slots, *plan.beside[position : position + 1]]
+    given = plan.targets[position]
+    written, count = given.arrays, len(given.slots)
     flat = [np.require(array, requirements=["C", "ALIGNED"]) for array in written]
     new_var, *others = flat
-    target = Target(new_var, others[: len(slots)])
-    memory = WrittenMemory(flat)
-    own = DensePlan([target], memory, limits, None, plan.codings, others[len(slots) :])
+    target = Target(new_var, others[:count], *others[count:])
+    own = DensePlan([target], WrittenMemory(flat), limits, None, plan.codecs)
     update_dense(rule, own, [gradient], scalars, limits)
     for array, new in zip(written, flat, strict=True):
         if new is not array:

@@ -35,7 +35,7 @@ class RepeatedUpdate:
         self._names = rule.scalars
         self._forms = forms
         self._arrays = targets, gradients
-        arrays = [[var, *slots] for var, slots in targets]
+        arrays = [target.arrays for target in targets]
         chunks = Chunks(arrays, groups, forms[0].most_elements)
         self._table = chunks.table([form.scalars_address for form in forms], gradients)
         self._taken = np.zeros(1, np.int64)
@@ -74,7 +74,7 @@ def repeated_update(
     present = [position for position, gradient in enumerate(gradients) if gradient.size]
     targets = [targets[position] for position in present]
     gradients = [gradients[position] for position in present]
-    written = [array for var, slots in targets for array in (var, *slots)]
+    written = [array for target in targets for array in target.arrays]
     dtypes = {array.dtype for array in (*written, *gradients)}
     if len(dtypes) != 1 or _LIMITS.threads_for(sum(each.size for each in gradients)) > 1:
         return None

@@ -45,7 +45,7 @@ def scalars_with_sums(
 def _sums(rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars) -> Array:
     """Returns the sums over one variable, added up in one order and in float64."""
     assert rule.terms is not None, "it has sums"
-    var, slots = target
+    var, slots, _ = target
     real = compute_type(var.dtype)
     chunks = np.nditer(
         [var, gradient, *slots],

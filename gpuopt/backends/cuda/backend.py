@@ -17,6 +17,7 @@ from gpuopt.backends.backend import (
     SparseUpdate,
     Target,
     Updated,
+    codecs_of,
     compute_type,
 )
 from gpuopt.backends.cuda import kernels
@@ -52,7 +53,7 @@ from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.row_order import MAX_ROWS, together
 from gpuopt.backends.unowned import array_at
-from gpuopt.codecs import Coded
+from gpuopt.codecs import Codecs
 from gpuopt.device import Device
 from gpuopt.errors import DeadlineExceededError
 from gpuopt.locks import Lock
@@ -244,19 +245,19 @@ class CudaBackend:
     def plan_dense(
         self,
         targets: Sequence[Target],
+        codecs: Codecs | None = None,
         updated: Sequence[Updated] = (),
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
-        codings: Sequence[Coded] = (),
-        beside: Sequence[Any] = (),
     ) -> DensePlan:
         targets = list(targets)
+        codecs = codecs or codecs_of(targets[0])
         for position in borrowed:
-            var, slots = targets[position]
-            targets[position] = Target(self.unowned(var), slots)
-        given = self._launcher, targets, updated, groups
+            target = targets[position]
+            targets[position] = target._replace(var=self.unowned(target.var))
+        form = CodedPlan if codecs.have_blocks else DensePlan
         with self.enter():
-            plan = CodedPlan(*given, codings) if codings else DensePlan(*given, beside)
+            plan = form(self._launcher, targets, codecs, updated, groups)
         if plan.new_memory is not None:
             self.record_creation(plan.new_memory)
         return plan
@@ -333,13 +334,13 @@ class CudaBackend:
                     self.row_flags.take(flags[0], updates[0].rows) if flags and is_alone else None
                 )
                 given = scalars, factors, self._flag_array(refused)
-                codings = plans[0].codings
+                codecs = plans[0].codecs
                 workspace = self._workspaces.take()
                 for width, tables in by_width.items():
                     for some in together(tables):
-                        how = other_rows, check is not None, codings
-                        kind = kind_of(rule, plans[0].types, width, some, *how)
-                        launches = CodedLaunches if codings else SparseLaunches
+                        how = other_rows, check is not None
+                        kind = kind_of(rule, codecs, width, some, *how)
+                        launches = CodedLaunches if codecs.have_blocks else SparseLaunches
                         prepare = partial(launches, self._launcher, workspace, kind, some, *given)
                         number = 0 if check is None else check.number
                         workspace.prepared(kind, prepare).start(some, *given, number)

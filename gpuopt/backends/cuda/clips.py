@@ -16,6 +16,7 @@ from gpuopt.backends.cuda.dense_plan import DensePlan
 from gpuopt.backends.cuda.launch_shapes import CLIP_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.measured_tables import MeasuredTables
+from gpuopt.backends.cuda.mixed import storage_of
 from gpuopt.backends.cuda.norms import ClippedArrays
 from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
@@ -90,7 +91,7 @@ class CudaClips:
     def inputs(
         self, rule: UpdateRule, plan: DensePlan, bounds: Sequence[float]
     ) -> RuleInputs | None:
-        if not rule.degrees or plan.codings or not plan.num_variables:
+        if not rule.degrees or plan.codecs.have_blocks or not plan.num_variables:
             return None
         size = plan.num_variables * len(rule.sums)
         with self._launcher.device():
@@ -293,7 +294,9 @@ class CudaClips:
             more: dict[str, Any] = {"adding": adding}
             if gradients.inputs is not None:
                 rule, plan, sums, bounds = gradients.inputs
-                kernel = kernels.measure_inputs(rule, plan.types.storage(dtype), decides, given)
+                kernel = kernels.measure_inputs(
+                    rule, storage_of(plan.codecs, dtype), decides, given
+                )
                 variables = workspace.constants(f"variables {number}")
                 size = table.num_chunks * len(rule.sums)
                 more |= {

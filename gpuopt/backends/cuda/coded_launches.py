@@ -25,7 +25,7 @@ class CodedLaunches(SparseLaunches):
         width, num_slots = self._kind.tables.width, len(self._kind.rule.slots)
         of_scales = self._blocks_per_row() * np.dtype(np.float32).itemsize
         codes, scales = [width] * num_slots, [of_scales] * num_slots
-        return [width * self._kind.types.var.itemsize, *codes, *scales]
+        return [width * self._kind.codecs.var.dtypes[0].itemsize, *codes, *scales]
 
     def _blocks_per_row(self) -> int:
         return -(-self._kind.tables.width // BLOCK)
@@ -42,7 +42,7 @@ class CodedLaunches(SparseLaunches):
     ) -> Launch:
         rows, kind = arguments["rows"], self._kind
         key = name_of(rows.keys.dtype)
-        kernel = kernels.update_coded_rows(kind.rule, kind.codings, self._storage, key)
+        kernel = kernels.update_coded_rows(kind.rule, kind.codecs.coded, self._storage, key)
         return self._launcher.bind(
             kernel,
             self._thread_blocks(rows.num_rows),
@@ -58,7 +58,7 @@ class CodedLaunches(SparseLaunches):
         rule = self._rule_of_others
         return self._launcher.bind(
             kernels.update_other_coded_rows(
-                rule, self._kind.codings, self._storage, rule.is_scaled
+                rule, self._kind.codecs.coded, self._storage, rule.is_scaled
             ),
             self._thread_blocks(table.height),
             ROW_THREADS,

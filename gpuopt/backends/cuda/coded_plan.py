@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import Target, Updated
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_plan import DensePlan
 from gpuopt.backends.cuda.launch_shapes import LANE_CODES, lanes_per_block
-from gpuopt.backends.cuda.launcher import Launch, Launcher, to_device
+from gpuopt.backends.cuda.launcher import Launch, to_device
 from gpuopt.backends.cuda.mixed import Storage
 from gpuopt.backends.cuda.summed_launch import SummedLaunch
-from gpuopt.codecs import Coded
 from gpuopt.rules.slot_codes import BLOCK, packed_tables
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -25,17 +22,6 @@ class CodedPlan(DensePlan):
 
     A variable whose blocks do not end at rows is one row.
     """
-
-    def __init__(
-        self,
-        launcher: Launcher,
-        targets: Sequence[Target],
-        updated: Sequence[Updated],
-        groups: Sequence[int] | None,
-        codings: Sequence[Coded],
-    ) -> None:
-        self.codings = tuple(codings)
-        super().__init__(launcher, targets, updated, groups)
 
     def _sizes_and_pack(self) -> tuple[np.ndarray[Any, Any], int]:
         # Of the lanes that share blocks: where these are short, some elements are not there.
@@ -65,9 +51,9 @@ class CodedPlan(DensePlan):
     ) -> Launch | SummedLaunch:
         arguments = self._arguments(rule, refused)
         arguments["words"] = to_device(self._launcher, packed_tables().view(np.uint32))
-        update = kernels.coded_update(rule, self.codings, storage)
+        update = kernels.coded_update(rule, self.codecs.coded, storage)
         if rule.sums:
-            forms = kernels.sum_coded_terms(rule, self.codings, storage), update
+            forms = kernels.sum_coded_terms(rule, self.codecs.coded, storage), update
             return self._bind_summed(rule, storage, scalars, forms, arguments)
         arguments["groups"] = to_device(self._launcher, self._groups_or_zeros())
         return self._launcher.bind(update, *self._shape(), **scalars, **arguments)

@@ -23,14 +23,14 @@ from gpuopt.backends.cuda.launch_shapes import (
     dense_threads,
 )
 from gpuopt.backends.cuda.launcher import Launch, Launcher, to_device
-from gpuopt.backends.cuda.mixed import Storage, WrittenTypes
+from gpuopt.backends.cuda.mixed import Storage, gradient_dtype, slot_dtype, storage_of
 from gpuopt.backends.cuda.order import MOST_STREAMS
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
 from gpuopt.backends.cuda.summed_launch import SummedLaunch
 from gpuopt.backends.cuda.watched import Watched
 from gpuopt.backends.unowned import array_at
-from gpuopt.codecs import Coded
+from gpuopt.codecs import Codecs
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -66,9 +66,8 @@ class DensePlan:
     copied back after it.
 
     Attributes:
-        codings: Those of the slots, if they are in 8 bits.
+        codecs: How the variables and their slots are stored.
         dtype: Of the gradients that `accept` accepts.
-        types: Of what is written.
         targets: The variables and their slots, in order.
         num_variables: The number of variables that have elements.
         updated: The identities of the variables and slots, and of the stand-ins' memory.
@@ -78,31 +77,22 @@ class DensePlan:
         last_update: Theirs, from `UpdateOrder`.
     """
 
-    codings: tuple[Coded, ...] = ()
-
     def __init__(
         self,
         launcher: Launcher,
         targets: Sequence[Target],
+        codecs: Codecs,
         updated: Sequence[Updated],
         groups: Sequence[int] | None,
-        beside: Sequence[Any] = (),
     ) -> None:
         self._launcher = launcher
-        self.targets = targets
-        var, slots = targets[0]
-        # The last: an average, which is the first, may have the variable's type.
-        slot_type = slots[-1].dtype if slots and not self.codings else var.dtype
-        self.types = WrittenTypes(var.dtype, slot_type, beside[0].dtype if beside else None)
-        self.dtype = self.types.gradients
-        self._shapes = [var.shape for var, _ in targets]
+        self.targets, self.codecs = targets, codecs
+        self.dtype = gradient_dtype(codecs)
+        self._shapes = [target.var.shape for target in targets]
         self._versions = itertools.count(1)
         self._positions = [i for i, target in enumerate(targets) if target.var.size]
         self.num_variables = len(self._positions)
-        more = [[array] for array in beside] or [[]] * len(targets)
-        self._every_array = [
-            [var, *slots, *others] for (var, slots), others in zip(targets, more, strict=True)
-        ]
+        self._every_array = [target.arrays for target in targets]
         arrays = [self._every_array[i] for i in self._positions]
         # (array, its contiguous stand-in)
         self._stand_ins: list[tuple[Any, Any]] = []
@@ -227,7 +217,7 @@ class DensePlan:
         update = self._launches.pop(key, None)
         given = {} if sums is None else {"sums": sums}
         if update is None:
-            has_groups, storage = self._has_groups(rule), self.types.storage(key[-1])
+            has_groups, storage = self._has_groups(rule), storage_of(self.codecs, key[-1])
             arguments = ScalarArguments(self._launcher, rule, storage, has_groups)
             given |= arguments.of(scalars, factors)
             launch = self._bind(rule, storage, given, refused)
@@ -244,7 +234,7 @@ class DensePlan:
         if update.point_to_addresses(addresses, version):
             return update, ours
         item_bytes = ours[0].dtype.itemsize
-        is_as_wide = item_bytes == self.types.var.itemsize
+        is_as_wide = item_bytes == self.codecs.var.dtypes[0].itemsize
         for position in self._written.overlaps(addresses, self._sizes * item_bytes, is_as_wide):
             ours[position] = ours[position].copy()
             addresses[position] = self._launcher.address(ours[position])
@@ -283,7 +273,7 @@ class DensePlan:
 
     def _sizes_and_pack(self) -> tuple[np.ndarray[Any, Any], int]:
         """Returns what chunks are cut of: variables' sizes, and what a thread updates in one go."""
-        widest = max(self.types.var.itemsize, self.types.slots.itemsize)
+        widest = max(self.codecs.var.dtypes[0].itemsize, slot_dtype(self.codecs).itemsize)
         return self._sizes, PACK_BYTES // widest
 
     def _has_groups(self, rule: UpdateRule) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gpuopt.backends.cuda.parameters import CPP_TYPES, name_of
+from gpuopt.codecs import Codecs, MasterAndCopy
 
 
 class Mixed(NamedTuple):
@@ -32,36 +33,25 @@ SPLIT = "uint16"
 Storage: TypeAlias = str | Mixed
 
 
-class WrittenTypes(NamedTuple):
-    """The dtypes of what an update writes.
+def storage_of(codecs: Codecs, gradient: np.dtype[Any]) -> Storage:
+    """Returns what a kernel is compiled for, where gradients have this dtype."""
+    var, *beside = map(name_of, codecs.var.dtypes)
+    slots = name_of(slot_dtype(codecs))
+    if name_of(gradient) == var == slots and not beside:
+        return var
+    return Mixed(var, slots, name_of(gradient), *beside)
 
-    Attributes:
-        var: The variable's.
-        slots: Of all slots.
-        beside: Of the array beside the variable; None if there is none.
-    """
 
-    var: np.dtype[Any]
-    slots: np.dtype[Any]
-    beside: np.dtype[Any] | None = None
+def slot_dtype(codecs: Codecs) -> np.dtype[Any]:
+    """Returns the dtype of slots that are no codes; the variable's if there are none."""
+    # The last: an average, which is the first, may have the variable's type.
+    has_one = codecs.slots and not codecs.have_blocks
+    return (codecs.slots[-1] if has_one else codecs.var).dtypes[0]
 
-    @property
-    def gradients(self) -> np.dtype[Any]:
-        """Of what a caller gives: the 16-bit weights' where the variable is their master copy."""
-        is_copied = self.beside is not None and self.beside.name != SPLIT
-        return self.beside if self.beside is not None and is_copied else self.var
 
-    def storage(self, gradient: np.dtype[Any]) -> Storage:
-        """Returns what a kernel is compiled for, where gradients have this dtype."""
-        if gradient == self.var == self.slots and self.beside is None:
-            return name_of(self.var)
-        beside = "" if self.beside is None else name_of(self.beside)
-        return Mixed(name_of(self.var), name_of(self.slots), name_of(gradient), beside)
-
-    def item_bytes(self, num_slots: int) -> list[int]:
-        """Lists the size of an element of each array: of the variable, its slots, and beside it."""
-        beside = () if self.beside is None else (self.beside.itemsize,)
-        return [self.var.itemsize, *[self.slots.itemsize] * num_slots, *beside]
+def gradient_dtype(codecs: Codecs) -> np.dtype[Any]:
+    """Returns that of the gradients that a caller gives: a master copy's is its weights'."""
+    return codecs.var.copy if isinstance(codecs.var, MasterAndCopy) else codecs.var.dtypes[0]
 
 
 def cpp_types(storage: Storage) -> dict[str, str]:

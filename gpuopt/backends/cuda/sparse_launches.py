@@ -14,7 +14,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     lanes_per_row,
 )
 from gpuopt.backends.cuda.launcher import Launch, Launcher
-from gpuopt.backends.cuda.mixed import WrittenTypes, element_bytes
+from gpuopt.backends.cuda.mixed import element_bytes, storage_of
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.sorted_rows import no_rows
@@ -29,7 +29,7 @@ from gpuopt.backends.cuda.structs import Arrays, SortedRows
 from gpuopt.backends.cuda.workspace import Constants, Workspace
 from gpuopt.backends.loss_scaling import Decided
 from gpuopt.backends.row_order import ROWS_PER_WORD
-from gpuopt.codecs import Coded
+from gpuopt.codecs import Codecs
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -42,32 +42,29 @@ class SparseKind(NamedTuple):
 
     Attributes:
         tables: What is sorted.
-        types: The dtypes of variables, slots, and what is beside them.
+        codecs: How variables and slots are stored.
         rule: What is computed.
         other_rows: The rule of rows without a gradient; None if they stay, or catch up later.
         missed: The rule of the steps that rows may have missed; None if they are up to date.
         has_groups: Whether the tables are of several groups, or the rule has a form for groups
             alone; or rows of several tables may have missed steps.
-        codings: Those of the slots, if they are in 8 bits.
     """
 
     tables: TablesKind
-    types: WrittenTypes
+    codecs: Codecs
     rule: UpdateRule
     other_rows: UpdateRule | None
     missed: UpdateRule | None
     has_groups: bool
-    codings: tuple[Coded, ...] = ()
 
 
 def kind_of(
     rule: UpdateRule,
-    types: WrittenTypes,
+    codecs: Codecs,
     width: int,
     tables: Sequence[Table],
     other_rows: UpdateRule | None,
     checks: bool,
-    codings: tuple[Coded, ...] = (),
 ) -> SparseKind:
     """Returns the kind of these tables, which are updated together."""
     count = tables[0].behind
@@ -76,10 +73,10 @@ def kind_of(
         len({table.group for table in tables}) > 1
         or rule.is_clipped
         or (missed is not None and len(tables) > 1)
-        or bool(codings)
+        or codecs.have_blocks
     )
     of_tables = tables_kind_of(tables[0].values.dtype, width, tables, checks)
-    return SparseKind(of_tables, types, rule, other_rows, missed, has_groups, codings)
+    return SparseKind(of_tables, codecs, rule, other_rows, missed, has_groups)
 
 
 class SparseLaunches:
@@ -98,7 +95,7 @@ class SparseLaunches:
         """Prepares the launches; the last four arguments are those of the first `start`."""
         self._launcher = launcher
         self._kind = kind
-        self._storage = kind.types.storage(kind.tables.dtype)
+        self._storage = storage_of(kind.codecs, kind.tables.dtype)
         self._tables = SortedTables(launcher, workspace, kind.tables)
         self._arrays, self._late_tables = Constants(launcher), Constants(launcher)
         touched: Any = None
@@ -183,12 +180,13 @@ class SparseLaunches:
 
     def _row_bytes(self) -> list[int]:
         """Returns how many bytes a row has, in the variable, in each slot, and beside them."""
-        rule, width = self._kind.rule, self._kind.tables.width
+        rule, codecs, width = self._kind.rule, self._kind.codecs, self._kind.tables.width
         of_slots = [1 if name in rule.row_slots else width for name in rule.slots]
-        item_bytes = self._kind.types.item_bytes(len(rule.slots))
+        (var, *beside), slots = codecs.var.dtypes, codecs.slots
+        dtypes = [var, *(codec.dtypes[0] for codec in slots), *beside]
         # What is beside them is as wide as the variable.
-        widths = [width, *of_slots, width][: len(item_bytes)]
-        return [size * each for size, each in zip(item_bytes, widths, strict=True)]
+        widths = [width, *of_slots, *[width] * len(beside)]
+        return [dtype.itemsize * each for dtype, each in zip(dtypes, widths, strict=True)]
 
     def _add_update(
         self,

@@ -13,6 +13,7 @@ import numpy as np
 
 from gpuopt.backends import Target, gpu_backends
 from gpuopt.backends.clips import ClipForm
+from gpuopt.codecs import Codecs
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import (
     GIVEN_ONCE,
@@ -674,7 +675,7 @@ class RuleOptimizer(Optimizer):
         if self.averages is not None:
             self.averages.known.forget(changed)
 
-    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]:
+    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Codecs]:
         return target_of(self, variable)
 
     def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from gpuopt.backends import Target
+from gpuopt.backends.backend import codecs_of
+from gpuopt.codecs import Codecs, MasterAndCopy, Split
 from gpuopt.optimizers.base.slot_bits import check_coded_blocks, check_coded_slot
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.masters import SplitPair, paired
@@ -29,27 +31,33 @@ class _Optimizer(Protocol):
     def _stored_slots(self) -> Sequence[str]: ...
 
 
-def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[Identity], Any]:
+def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[Identity], Codecs]:
     """Returns what an update of a variable writes.
 
     Returns:
-        Its array, or its master copy's, and its slots'; whose they are; and what is beside a
-        master copy: the variable itself, or the remainder. None if there is no copy.
+        Its array, or its master copy's, its slots', and beside a master copy the variable itself,
+        or the remainder; whose they are; and how they are stored.
     """
     codes, masters, _ = optimizer.slot_codecs
     slots = [checked_slot(optimizer, variable, name) for name in optimizer._stored_slots()]
     arrays = [slot.unread_storage for slot in slots]
     identities = [variable.identity, *(slot.identity for slot in slots)]
+    target = Target(variable.unread_storage, arrays)
     if codes is not None:
         check_coded_blocks(codes, slots, variable)
+        own = codecs_of(target._replace(slots=[])).var
+        return target, identities, Codecs(own, tuple(codes.codecs.values()))
+    codecs = codecs_of(target)
     if masters is None or not has_master(variable.dtype):
-        return Target(variable.unread_storage, arrays), identities, None
+        return target, identities, codecs
     master = checked_slot(optimizer, variable, MASTER)
     identities.append(master.identity)
     kept = paired(optimizer.state, variable, master)
     if isinstance(kept, SplitPair):
-        return Target(variable.unread_storage, arrays), identities, kept.remainder
-    return Target(master.unread_storage, arrays), identities, variable.unread_storage
+        target = target._replace(beside=kept.remainder)
+        return target, identities, Codecs(Split(), codecs.slots)
+    target = Target(master.unread_storage, arrays, variable.unread_storage)
+    return target, identities, Codecs(MasterAndCopy(variable.dtype), codecs.slots)
 
 
 def checked_slot(optimizer: _Optimizer, variable: Variable, slot_name: str) -> Variable:

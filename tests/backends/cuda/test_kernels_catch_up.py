@@ -31,10 +31,10 @@ from gpuopt.backends.backend import RowCheck, SparseUpdate, compute_type
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda.backend import CudaBackend
-from gpuopt.backends.cuda.mixed import WrittenTypes
 from gpuopt.backends.cuda.sorted_tables import Table as SortedTable
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.codecs import Codecs, Plain
 from gpuopt.device import Device
 from gpuopt.optimizers.adam import adam
 from gpuopt.rules.catch_up import Factors
@@ -433,9 +433,8 @@ def test_rows_beyond_32_bits_are_found_by_their_keys() -> None:
         tables.append(SortedTable(addresses, height, values, rows + before, 0, count))
         pairs.append((gpu, cpu))
     launcher: Any = backend._launcher
-    kind = kind_of(
-        adam, WrittenTypes(np.dtype(np.float32), np.dtype(np.float32)), width, tables, None, False
-    )
+    plain = Plain(np.dtype(np.float32))
+    kind = kind_of(adam, Codecs(plain, (plain,) * 2), width, tables, None, False)
     given = [scalars], None, np.zeros(2, np.uint64)
     SparseLaunches(launcher, Workspace(launcher), kind, tables, *given).start(tables, *given)
     for gpu, cpu in pairs:

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from emulator.emulator import EmulatorLauncher
+from every_backend import plan_beside
 
 from gpuopt.backends import Target
 from gpuopt.backends.backend import compute_type
@@ -88,7 +89,7 @@ def test_sums_and_norms_have_the_same_bits_in_every_order_at_any_address(storage
             slot = np.full(var.size, np.nan, slot_type)
             targets.append(Target(shifted(var, at), [slot]))
             beside += [] if other is None else [shifted(other, shift)]
-        plan = backend.plan_dense(targets, beside=beside)
+        plan = plan_beside(backend, targets, beside)
         inputs = backend.clips.inputs(lars, plan, BOUNDS)
         assert inputs is not None
         given = [shifted(gradient, shift) for gradient in gradients]

@@ -17,11 +17,11 @@ from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import RowCheck, SparseUpdate, compute_type
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda.backend import CudaBackend
-from gpuopt.backends.cuda.mixed import WrittenTypes
 from gpuopt.backends.cuda.sorted_tables import Table
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.backends.row_order import MAX_ROWS, MAX_SHORT_KEYS, together
+from gpuopt.codecs import Codecs, Plain
 from gpuopt.device import Device
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -210,9 +210,10 @@ def test_keys_of_32_bits_are_sorted_to_the_last(heights: tuple[int, int]) -> Non
         [scalars],
         other_rows=None,
     )
+    plain = Plain(np.dtype(np.float32))
     kind = kind_of(
         MOMENTUM,
-        WrittenTypes(np.dtype(np.float32), np.dtype(np.float32)),
+        Codecs(plain, (plain,)),
         width,
         tables,
         None,

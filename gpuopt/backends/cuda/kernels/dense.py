@@ -89,21 +89,21 @@ def _variable_sums(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
 
 
 @cache
-def coded_update(rule: UpdateRule, codings: tuple[Coded, ...], storage: Storage) -> Kernel:
-    return _of_coded_update("coded_update", {}, rule, codings, storage)
+def coded_update(rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage) -> Kernel:
+    return _of_coded_update("coded_update", {}, rule, codecs, storage)
 
 
 @cache
-def sum_coded_terms(rule: UpdateRule, codings: tuple[Coded, ...], storage: Storage) -> Kernel:
+def sum_coded_terms(rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage) -> Kernel:
     sums = _variable_sums(rule, storage)
-    return _of_coded_update("sum_coded_terms", sums, rule, codings, storage)
+    return _of_coded_update("sum_coded_terms", sums, rule, codecs, storage)
 
 
 def _of_coded_update(
     function: str,
     more: dict[str, Parameter],
     rule: UpdateRule,
-    codings: tuple[Coded, ...],
+    codecs: tuple[Coded, ...],
     storage: Storage,
 ) -> Kernel:
     return Kernel(
@@ -117,9 +117,9 @@ def _of_coded_update(
             **more,
             "refused": REFUSED,
         },
-        program(rule, storage, True, Codes=cpp_codes(codings)),
+        program(rule, storage, True, Codes=cpp_codes(codecs)),
         rule,
         file="coded_update.cu",
         constants={**_OF_DENSE_UPDATE, **OF_CODES},
-        codecs=codings,
+        codecs=codecs,
     )

@@ -109,9 +109,9 @@ def coded_arrays(rule: UpdateRule) -> Struct:
     return struct_of(Arrays, count=_num_coded_arrays(rule))
 
 
-def cpp_codes(codings: Sequence[Coded]) -> str:
+def cpp_codes(codecs: Sequence[Coded]) -> str:
     """Returns the type of C++ that has what the codes of each slot stand for."""
-    return f"gpuopt::CodesOf<{', '.join(each.cpp_code for each in codings)}>"
+    return f"gpuopt::CodesOf<{', '.join(each.cpp_code for each in codecs)}>"
 
 
 def _num_coded_arrays(rule: UpdateRule) -> int:

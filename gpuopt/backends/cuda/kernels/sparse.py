@@ -126,7 +126,7 @@ def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = Fal
 
 @cache
 def update_coded_rows(
-    rule: UpdateRule, codings: tuple[Coded, ...], storage: Storage, key: str
+    rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, key: str
 ) -> Kernel:
     return Kernel(
         "update_coded_rows",
@@ -137,17 +137,17 @@ def update_coded_rows(
             "words": UINT32S,
             "refused": REFUSED,
         },
-        program(rule, storage, True, Key=CPP_TYPES[key], Codes=cpp_codes(codings)),
+        program(rule, storage, True, Key=CPP_TYPES[key], Codes=cpp_codes(codecs)),
         rule,
         file="coded_rows.cu",
         constants={**OF_TOUCHED_ROWS, **OF_CODES},
-        codecs=codings,
+        codecs=codecs,
     )
 
 
 @cache
 def update_other_coded_rows(
-    rule: UpdateRule, codings: tuple[Coded, ...], storage: Storage, has_groups: bool = False
+    rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, has_groups: bool = False
 ) -> Kernel:
     return Kernel(
         "update_other_coded_rows",
@@ -157,11 +157,11 @@ def update_other_coded_rows(
             "words": UINT32S,
             "refused": REFUSED,
         },
-        program(rule, storage, has_groups, Codes=cpp_codes(codings)),
+        program(rule, storage, has_groups, Codes=cpp_codes(codecs)),
         rule,
         file="coded_rows.cu",
         constants={**OF_TOUCHED_ROWS, **OF_CODES},
-        codecs=codings,
+        codecs=codecs,
     )
 
 
