@@ -40,13 +40,13 @@ def main() -> None:
     options = parser.parse_args()
     measured = {}
     with (
-        _checkout(options.commit) as checkout,
+        checkout(options.commit) as other,
         tempfile.TemporaryDirectory() as our_cache,
         tempfile.TemporaryDirectory() as their_cache,
         _start_worker(ROOT, our_cache) as ours,
-        _start_worker(checkout, their_cache) as theirs,
+        _start_worker(other, their_cache) as theirs,
     ):
-        against = describe_commit(checkout)
+        against = describe_commit(other)
         for name in _list_names(options.only):
             if (reason := _ask(theirs, "make", name)) is not None:
                 print(f"{name}: left out, as {against} cannot make it: {reason}", flush=True)
@@ -87,7 +87,7 @@ def _describe(compared: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _checkout(commit: str) -> Iterator[Path]:
+def checkout(commit: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "against")
         git = ["git", "-C", str(ROOT), "worktree"]

@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 
-from bench import catch_up, launches, pictures, scale
+from bench import catch_up, instructions, launches, pictures, scale
 from bench.harness import RESULTS, ROOT
 from bench.targets import Target, compare
 from bench.workloads import TARGETS
@@ -401,6 +401,68 @@ def make_launches_tables(counted: Mapping[str, launches.Counted]) -> str:
     )
 
 
+# docs/performance.md: instructions, from a file of `python -m bench.instructions`
+
+
+def _write_instructions(files: Sequence[Path]) -> str:
+    [file] = files
+    found = _read(file)
+    workloads = found["workloads"]
+    parts = [
+        _make_architectures_table(workloads).strip(),
+        _make_kernels_table(workloads, "sm_90").strip(),
+        *([f"Over the limits:\n\n{misses}"] if (misses := _list_misses(workloads)) else []),
+        f"From `{name_file(file)}`,\nbeside commit {found['against']}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _make_architectures_table(workloads: Mapping[str, Any]) -> str:
+    rows = []
+    for architecture in instructions.ARCHITECTURES:
+        kernels = [each[architecture] for each in workloads.values()]
+        row: list[object] = [architecture, len(kernels)]
+        for form in ("contracted", "shipped"):
+            ratios = [instructions.find_ratio(each, form) for each in kernels]
+            row += [f"{mean(ratios):.3f}", f"{max(ratios):.2f}"]
+        for form in ("theirs", "shipped"):
+            row.append(sum(each[form]["registers"] for each in kernels))
+        rows.append([*row, sum(each["shipped"]["spilled_bytes"] for each in kernels)])
+    headings = ["", "kernels", "contracted, mean", "highest", "as shipped, mean", "highest"]
+    return make_table([*headings, "registers before", "now", "spilled bytes"], rows)
+
+
+def _make_kernels_table(workloads: Mapping[str, Any], architecture: str) -> str:
+    rows = []
+    for name, every in workloads.items():
+        kernel = every[architecture]
+        before, now = kernel["theirs"], kernel["shipped"]
+        counts = (kernel[form]["instructions_an_element"] for form in instructions.FORMS)
+        ratios = (instructions.find_ratio(kernel, form) for form in ("contracted", "shipped"))
+        rows.append(
+            [
+                name,
+                f"{before['registers']} / {now['registers']}",
+                f"{now['bytes_an_element']:g}",
+                " / ".join(f"{each:.1f}" for each in counts),
+                " / ".join(f"{each:.2f}" for each in ratios),
+                f"{instructions.find_share_of_h200(now):.0%}",
+            ]
+        )
+    headings = [architecture, "registers before / now", "bytes an element"]
+    of_instructions = "instructions an element before / contracted / as shipped"
+    return make_table([*headings, of_instructions, "to before", "of an H200's"], rows)
+
+
+def _list_misses(workloads: Mapping[str, Any]) -> str:
+    missed: dict[str, list[str]] = {}
+    for name, every in workloads.items():
+        for architecture, kernel in every.items():
+            for each in instructions.list_misses(kernel, architecture):
+                missed.setdefault(f"{name}: {each}", []).append(architecture)
+    return "\n".join(f"- {what} ({', '.join(where)})" for what, where in missed.items())
+
+
 # docs/scale.md: a model, beside a file of `python -m bench.ranks`
 
 _SIZES_MB = (1, 16)
@@ -649,6 +711,7 @@ PARTS: Mapping[str, Part] = {
     "machines": Part("docs/performance.md", _write_machines, pictures.draw_steps),
     "growth": Part("docs/performance.md", _write_growth, _draw_growth),
     "launches": Part("docs/performance.md", _write_launches),
+    "instructions": Part("docs/performance.md", _write_instructions),
     "scale": Part("docs/scale.md", _write_scale),
     "catch_up": Part("docs/guides/adam_for_embeddings.md", _write_catch_up, _draw_catch_up),
     "thinc": Part("docs/guides/thinc.md", _write_thinc),

@@ -28,7 +28,7 @@ def test_steps_are_timed_beside_those_of_a_commit_and_what_it_lacks_is_left_out(
 ) -> None:
     (tmp_path / "gpuopt").mkdir()
     (tmp_path / "gpuopt" / "__init__.py").write_text(_OLDER)
-    monkeypatch.setattr(against_commit, "_checkout", lambda commit: nullcontext(tmp_path))
+    monkeypatch.setattr(against_commit, "checkout", lambda commit: nullcontext(tmp_path))
     monkeypatch.setattr(against_commit, "_BLOCK_MS", 0.01)
     write = partial(write_results, output=tmp_path / "results")
     monkeypatch.setattr(against_commit, "write_results", write)
@@ -48,7 +48,7 @@ def test_steps_are_timed_beside_those_of_a_commit_and_what_it_lacks_is_left_out(
 
 def test_the_commits_worktree_is_removed() -> None:
     worktrees = _list_worktrees()
-    with against_commit._checkout("HEAD") as checkout:
+    with against_commit.checkout("HEAD") as checkout:
         assert (checkout / "gpuopt" / "__init__.py").is_file()
     assert not checkout.exists()
     assert _list_worktrees() == worktrees

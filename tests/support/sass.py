@@ -18,12 +18,14 @@ class Instruction(NamedTuple):
     Attributes:
         name: Such as LDG.E.128.
         operands: As they stand there, the destination first.
-        is_label: Whether a branch may arrive here; then there is no instruction.
+        label: The name of a place where a branch may arrive; then there is no instruction.
+        has_condition: Whether a predicate decides if it is executed.
     """
 
     name: str
     operands: tuple[str, ...] = ()
-    is_label: bool = False
+    label: str = ""
+    has_condition: bool = False
 
     @property
     def loads(self) -> set[int]:
@@ -80,7 +82,7 @@ def loads_in_flight(instructions: Iterable[Instruction]) -> list[int]:
     count = 0
     pending: set[int] = set()
     for instruction in instructions:
-        if count and (instruction.is_label or instruction.reads & pending):
+        if count and (instruction.label or instruction.reads & pending):
             groups.append(count)
             count, pending = 0, set()
         loaded = instruction.loads
@@ -94,9 +96,10 @@ def _instructions(body: str) -> Iterable[Instruction]:
     for line in body.splitlines():
         line = re.sub(r"/\*.*?\*/", "", line).strip()
         if line.startswith(".L_"):
-            yield Instruction("", is_label=True)
+            yield Instruction("", label=line.rstrip(":"))
         elif found := re.match(r"(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*(.*?)\s*;", line):
-            yield Instruction(found[2], tuple(re.split(r",\s*", found[3])) if found[3] else ())
+            operands = tuple(re.split(r",\s*", found[3])) if found[3] else ()
+            yield Instruction(found[2], operands, has_condition=found[1] is not None)
 
 
 def _registers(operand: str) -> set[int]:
