@@ -21,18 +21,23 @@ __device__ __forceinline__ int lanes_of_block(long long width) {
   return width < block_codes ? lanes_per_row((width + lane_codes - 1) / lane_codes) : warp_size;
 }
 
-// Reads the maps that codes need to shared memory: that of both signs, and the other one.
+// Reads the maps that codes need to shared memory: that of both signs, and the other one. Null if
+// they need none.
 // Every thread of the block must call it.
 template <class Program>
 __device__ __forceinline__ const SlotTables* shared_tables(const unsigned int* __restrict__ words) {
   constexpr int num_maps = Program::Codes::num_maps;
-  __shared__ SlotTables tables[num_maps];
-  unsigned int* to = reinterpret_cast<unsigned int*>(tables);
-  for (int i = threadIdx.x; i < static_cast<int>(sizeof tables / sizeof *to); i += blockDim.x) {
-    to[i] = __ldg(&words[i]);
+  if constexpr (num_maps == 0) {
+    return nullptr;
+  } else {
+    __shared__ SlotTables tables[num_maps];
+    unsigned int* to = reinterpret_cast<unsigned int*>(tables);
+    for (int i = threadIdx.x; i < static_cast<int>(sizeof tables / sizeof *to); i += blockDim.x) {
+      to[i] = __ldg(&words[i]);
+    }
+    __syncthreads();
+    return tables;
   }
-  __syncthreads();
-  return tables;
 }
 
 // How many arrays an update writes: a variable, an average if there is one, codes and scales.
