@@ -69,9 +69,11 @@ GPUOPT_INLINE unsigned int upper_half(unsigned int bits) {
 //   num_maps    how many of the `SlotTables` it needs,
 //   has_sign    whether what is stored may be below 0,
 //   decode      the number of a code, given its block's scale,
-//   to_store    what is stored of a slot's number, before it is divided by the block's scale; of what
+//   to_store    what is stored of a slot's number, before it is divided by the block's scale; of
+//   what
 //               is not finite, it is not, either,
-//   encode      the code of a magnitude of at most 1, with the sign of the number, in the eight bits
+//   encode      the code of a magnitude of at most 1, with the sign of the number, in the eight
+//   bits
 //               from `code_shift` on; below them are others.
 template <int coding>
 struct ByteCode {
@@ -109,9 +111,8 @@ struct ByteCode {
 // Those of a rule's coded slots, by the slot's number: a constant, once loops are unrolled.
 template <class Code, class... Others>
 struct CodesOf {
-  static constexpr int num_maps = Code::num_maps > CodesOf<Others...>::num_maps
-                                      ? Code::num_maps
-                                      : CodesOf<Others...>::num_maps;
+  static constexpr int num_maps =
+      Code::num_maps > CodesOf<Others...>::num_maps ? Code::num_maps : CodesOf<Others...>::num_maps;
 
   GPUOPT_INLINE static bool has_sign(int slot) {
     return slot == 0 ? Code::has_sign : CodesOf<Others...>::has_sign(slot - 1);
@@ -138,8 +139,7 @@ struct CodesOf<Code> {
     return Code::decode(tables, code, scale);
   }
   GPUOPT_INLINE static float to_store(int, float value) { return Code::to_store(value); }
-  GPUOPT_INLINE static int encode(int, const SlotTables* tables, float magnitude,
-                                  bool is_below_0) {
+  GPUOPT_INLINE static int encode(int, const SlotTables* tables, float magnitude, bool is_below_0) {
     return Code::encode(tables, magnitude, is_below_0);
   }
 };
