@@ -69,11 +69,9 @@ GPUOPT_INLINE unsigned int upper_half(unsigned int bits) {
 //   num_maps    how many of the `SlotTables` it needs,
 //   has_sign    whether what is stored may be below 0,
 //   decode      the number of a code, given its block's scale,
-//   to_store    what is stored of a slot's number, before it is divided by the block's scale; of
-//   what
-//               is not finite, it is not, either,
-//   encode      the code of a magnitude of at most 1, with the sign of the number, in the eight
-//   bits
+//   to_store    what is stored of a slot's number, before it is divided by the block's scale; not
+//               finite where the number is not,
+//   encode      the code of a magnitude of at most 1, with the sign of the number, in eight bits
 //               from `code_shift` on; below them are others.
 template <int coding>
 struct ByteCode {
