@@ -43,6 +43,8 @@ def collective(function: str, value: str = "", **parameters: Parameter) -> Kerne
 
 
 FLOATS = Pointer("float32")
+# `num_results` in collectives.cu.
+NUM_RESULTS = 17
 COLLECTIVES = collective("use_collectives", values=Pointer("int32"), results=Pointer("int32"))
 SQUARE = collective("square", values=FLOATS, results=FLOATS, size=Number("int64"))
 MULTIPLY_ADD = collective("multiply_add", a=FLOATS, b=FLOATS, c=FLOATS, results=FLOATS)
@@ -115,7 +117,7 @@ def compiled() -> None:
 def test_collectives_give_each_lane_what_cuda_gives_it(seed: int) -> None:
     blocks, threads = 3, 64
     values = np.random.default_rng(seed).integers(0, 8, blocks * threads, np.int32)
-    results = np.empty((values.size, 17), np.int32)
+    results = np.empty((values.size, NUM_RESULTS), np.int32)
     EmulatorLauncher(seed).launch(COLLECTIVES, blocks, threads, values=values, results=results)
     expected = [what_a_lane_gets(values, i, threads) for i in range(values.size)]
     np.testing.assert_array_equal(results, np.array(expected).astype(np.uint32).view(np.int32))
@@ -200,7 +202,7 @@ def test_threads_of_python_may_launch_at_once() -> None:
 
     def work(seed: int) -> None:
         values = np.full(256, seed, np.int32)
-        results = np.empty((256, 16), np.int32)
+        results = np.empty((256, NUM_RESULTS), np.int32)
         for _ in range(10):
             EmulatorLauncher(seed).launch(COLLECTIVES, 4, 64, values=values, results=results)
         outcomes.append(np.all(results[:, 12] == 16 * seed))
