@@ -38,7 +38,7 @@ from gpuopt.step.pairs import Gradient, as_sequence
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.replica_context import this_thread as replicas
 from gpuopt.step.report import Report, reporting
-from gpuopt.step.request import StepRequest, is_overridden, joined, make_step, pass_on
+from gpuopt.step.request import StepRequest, is_overridden, make_step, through_users_code
 from gpuopt.step.request import this_thread as requests
 from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.row_checks import RowChecks
@@ -246,18 +246,19 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         Raises:
             ValueError: no variable has a gradient.
         """
-        self._minimize(
-            StepRequest(None, global_step, name),
-            loss,
+        minimize = partial(
+            self._minimize,
+            loss=loss,
             var_list=var_list,
             gate_gradients=gate_gradients,
             aggregation_method=aggregation_method,
             colocate_gradients_with_ops=colocate_gradients_with_ops,
             grad_loss=grad_loss,
         )
+        make_step(self, StepRequest(None, global_step, name), minimize)
 
     def _minimize(self, request: StepRequest, loss: Loss, **options: Any) -> None:
-        """Does what `minimize` was called for.
+        """Does what `minimize` was called for, inside of `make_step`.
 
         Args:
             request: The step, but for its pairs.
@@ -269,17 +270,13 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         if streams and not self._needs_all_gradients():
             step = Step(self, request.global_step, request.name or self._name)
             asked = options["var_list"], options["grad_loss"]
-            update_one_by_one(self, step, joined(self, request), loss, *asked)
+            update_one_by_one(self, step, request, loss, *asked)
             return
         grads_and_vars, more = self._gradients_to_apply(loss, **options)
         if not [gradient for gradient, _ in grads_and_vars if gradient is not None]:
             refuse_independent_loss(loss, [variable for _, variable in grads_and_vars])
-        if request.decaying is not None:
-            pass_on(self, request._replace(pairs=grads_and_vars))
-            return
-        self.apply_gradients(
-            grads_and_vars, global_step=request.global_step, name=request.name, **more
-        )
+        given = {"global_step": request.global_step, "name": request.name, **more}
+        through_users_code(self, request, partial(self.apply_gradients, grads_and_vars, **given))
 
     def _gradients_to_apply(
         self, loss: Loss, **options: Any
@@ -734,7 +731,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             self._gate_warning_given = True
             warnings.warn(
                 f"GATE_NONE gives way to GATE_OP: {reasons[0]} needs all gradients at once",
-                stacklevel=4,
+                stacklevel=5,
             )
         return bool(reasons)
 

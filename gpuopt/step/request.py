@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from gpuopt.step.late_sums import LateSums
@@ -173,7 +173,10 @@ def pass_on(
     options = {"skip_gradients_aggregation": True} if request.skips_aggregation else {}
     name = [] if request.name is None else [request.name]
     method = method or optimizer.apply_gradients
-    arguments = request.pairs, request.global_step, *name
+    pairs = request.pairs
+    if isinstance(pairs, Iterator):  # read here, it may make steps, which take nothing of this one
+        pairs = list(pairs)
+    arguments = pairs, request.global_step, *name
     through_users_code(optimizer, request, partial(method, *arguments, **options))
 
 
@@ -199,8 +202,11 @@ def is_overridden(optimizer: Any, method: str) -> bool:
     """Whether a method is a user's own, or calls one that is."""
     for names in (vars(optimizer), *map(vars, type(optimizer).__mro__)):
         if method in names:
-            # Not by `__module__`, which functools.wraps copies to a user's function.
-            module = getattr(names[method], "__globals__", {}).get("__name__")
-            if not str(module).startswith("gpuopt."):
+            function = names[method]
+            # Not by `__module__`, which functools.wraps copies to a user's function. And a method
+            # of an object, even of this package, is no function.
+            if not isinstance(function, FunctionType):
+                return True
+            if not str(function.__globals__.get("__name__")).startswith("gpuopt."):
                 return True
     return False

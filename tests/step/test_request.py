@@ -65,6 +65,15 @@ def test_a_method_that_is_set_on_the_optimizer_inside_is_called() -> None:
     assert optimizer.averages.average(w).numpy().tolist() == [-0.5, -0.5]
 
 
+def test_a_method_of_another_optimizer_that_is_set_on_the_one_inside_is_called() -> None:
+    inner, other = gpuopt.GradientDescentOptimizer(1.0), gpuopt.GradientDescentOptimizer(2.0)
+    inner.apply_gradients = other.apply_gradients  # type: ignore[method-assign]
+    optimizer, w = MovingAverageOptimizer(inner, 0.5), Variable(np.zeros(2, np.float32))
+    optimizer.apply_gradients([(ONES, w)])
+    assert w.numpy().tolist() == [-2, -2]
+    assert optimizer.averages.average(w).numpy().tolist() == [-1, -1]
+
+
 def test_what_is_added_gets_through_a_wrapper_that_nobody_knows_to_be_one() -> None:
     class Wrapping(gpuopt.Optimizer):
         def __init__(self, opt: gpuopt.Optimizer) -> None:
@@ -116,8 +125,12 @@ def test_another_optimizer_that_a_users_apply_gradients_steps_takes_no_wide_grad
     assert elsewhere.numpy().astype(np.float32).tolist() == [0, 0]
 
 
-def test_a_step_that_reading_the_pairs_makes_takes_nothing_of_the_outer_one() -> None:
-    inner = gpuopt.GradientDescentOptimizer(1.0)
+@pytest.mark.parametrize("is_overridden", [False, True])
+def test_a_step_that_reading_the_pairs_makes_takes_nothing_of_the_outer_one(
+    is_overridden: bool,
+) -> None:
+    cls = gpuopt.GradientDescentOptimizer
+    inner = (halving(cls, wraps=False) if is_overridden else cls)(1.0)
     elsewhere, w = (Variable(np.zeros(2, np.float32)) for _ in range(2))
 
     def pairs() -> Iterator[tuple[Any, Variable]]:
@@ -126,8 +139,9 @@ def test_a_step_that_reading_the_pairs_makes_takes_nothing_of_the_outer_one() ->
 
     optimizer = MovingAverageOptimizer(inner, 0.5)
     optimizer.apply_gradients(pairs())
-    assert elsewhere.numpy().tolist() == w.numpy().tolist() == [-1, -1]
-    assert optimizer.averages.average(w).numpy().tolist() == [-0.5, -0.5]
+    value = -0.5 if is_overridden else -1
+    assert elsewhere.numpy().tolist() == w.numpy().tolist() == [value, value]
+    assert optimizer.averages.average(w).numpy().tolist() == [value / 2, value / 2]
     assert optimizer.averages.average(elsewhere) is None
 
 
@@ -231,3 +245,44 @@ def test_a_list_of_decaying_variables_is_for_one_step() -> None:
     assert [each.numpy()[0] for each in (listed, other, inside)] == [3, 7, 3]
     optimizer.apply_gradients([(ONES, listed), (ONES, other)])
     assert [each.numpy()[0] for each in (listed, other)] == [0.5, 2.5]
+
+
+def test_minimize_calls_an_apply_gradients_by_keywords_with_a_list_and_without() -> None:
+    class Taking(gpuopt.extend_with_decoupled_weight_decay(SGD)):  # type: ignore[misc]
+        def apply_gradients(self, pairs: Any, *, name: Any = None, global_step: Any = None) -> None:
+            super().apply_gradients(pairs, global_step, name)
+
+    optimizer, w, step = Taking(0.5, 1.0), Variable(np.full(2, 8, np.float32)), Variable(0)
+    for listed in (None, [], [w]):
+        optimizer.minimize(lambda: np.sum(w), step, [w], decay_var_list=listed)
+    assert w.numpy().tolist() == [0, 0]  # 3, 2 and 0
+    assert int(step) == 3
+
+
+@pytest.mark.parametrize("gate", [gpuopt.Optimizer.GATE_NONE, gpuopt.Optimizer.GATE_OP])
+@pytest.mark.parametrize("is_in_loss", [False, True], ids=["rate", "loss"])
+@pytest.mark.parametrize("is_overridden", [False, True])
+def test_a_list_of_decaying_variables_is_not_for_steps_inside_of_minimize(
+    is_overridden: bool, is_in_loss: bool, gate: int
+) -> None:
+    listed, other, inside = (Variable(np.full(2, 8, np.float32)) for _ in range(3))
+    steps = [1]
+
+    def make_step_inside() -> None:
+        if steps:
+            steps.clear()
+            optimizer.apply_gradients([(ONES, inside)])
+
+    def rate() -> float:
+        if not is_in_loss:
+            make_step_inside()
+        return 1.0
+
+    def loss() -> Any:
+        if is_in_loss:
+            make_step_inside()
+        return np.sum(listed + other)
+
+    optimizer = decaying(overridden(SGD, "minimize") if is_overridden else SGD, rate)
+    optimizer.minimize(loss, None, [listed, other], gate, decay_var_list=[listed])
+    assert [each.numpy()[0] for each in (listed, other, inside)] == [3, 7, 3]

@@ -77,7 +77,7 @@ class WeightDecay(Optimizer):
         }
         request = StepRequest(None, global_step, name, decaying=_identities(decay_var_list))
         if not is_overridden(self, "minimize"):
-            self._minimize(request, loss, **options)
+            make_step(self, request, partial(self._minimize, loss=loss, **options))
             return
         minimize = partial(super().minimize, loss, global_step, name=name, **options)
         through_users_code(self, joined(self, request), minimize)
