@@ -35,7 +35,7 @@ from gpuopt.step.device_scaling import (
 from gpuopt.step.loss import GATE_OP, checked_gate
 from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import replica_context
-from gpuopt.step.request import StepRequest, make_step
+from gpuopt.step.request import StepRequest, is_overridden, make_step
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
@@ -68,9 +68,9 @@ class LossScaleOptimizer(StepWrapper):
     Where all variables are on GPUs, one of these decides whether a step is made, chooses the scale
     and picks the numbers that the step is made by. The host goes on, and waits where the scale, a
     count, a power of beta or the global step is read. This is so right around an optimizer with an
-    update rule, with a manager of this package, and a `global_step` in host memory; and with
-    `averages` if all are made, as by the first step that is not skipped. Else the host decides,
-    and waits for gradients on GPUs, once in a step.
+    update rule and the `apply_gradients` of this package, with a manager of this package, and a
+    `global_step` in host memory; and with `averages` if all are made, as by the first step that is
+    not skipped. Else the host decides, and waits for gradients on GPUs, once in a step.
 
     What follows from more than the count of steps would have it wait in each of them. So, where a
     variable is on a GPU, these are refused by name, unless `host_may_wait=True` is given: a
@@ -347,7 +347,9 @@ class LossScaleOptimizer(StepWrapper):
         return _checked_scale(name, self.manager.get_loss_scale())
 
     def _key_on_gpu(self, request: StepRequest) -> Key | None:
-        return self._inner._key_on_gpu(request) if self._rule_is_known else None
+        # Else a user's code would run again where a step is to be prepared again.
+        can_run_again = not is_overridden(self._inner, "apply_gradients")
+        return self._inner._key_on_gpu(request) if self._rule_is_known and can_run_again else None
 
     def _scaled_gradients(
         self, loss: Loss, var_list: Any, grad_loss: Any, scale: Any

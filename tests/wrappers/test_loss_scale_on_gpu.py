@@ -492,3 +492,27 @@ def test_a_skipped_step_that_ctrl_c_ends_is_counted_once_if_it_is_accepted() -> 
         if interrupts.left > 0:
             break
     assert moment > 20
+
+
+def test_an_apply_gradients_of_a_users_own_runs_once_and_may_make_two_steps() -> None:
+    calls = []
+
+    class Twice(gpuopt.MomentumOptimizer):
+        def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None):
+            calls.append(len(grads_and_vars))
+            if len(calls) > 3:
+                raise AssertionError("called again")
+            for pair in grads_and_vars:
+                super().apply_gradients([pair], global_step, name)
+
+    xp = pytest.importorskip("cupy")
+    variables = [Variable(np.zeros(2, np.float32), device="gpu:0") for _ in range(2)]
+    optimizer = LossScaleOptimizer(Twice(1.0, 0.5), gpuopt.FixedLossScaleManager(8.0))
+    step = Variable(0, name="step", trainable=False)
+    for bad in ([], [0], []):
+        gradients = [xp.full(2, np.nan if k in bad else 8, np.float32) for k in range(2)]
+        pairs = list(zip(gradients, variables, strict=True))
+        optimizer.apply_gradients(pairs, step, loss_scale=8.0)
+    assert calls == [2, 2, 2]
+    assert [each.numpy()[0] for each in variables] == [-2.5, -4.25]
+    assert (int(step), optimizer.num_skipped) == (5, 1)
