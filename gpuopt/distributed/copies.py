@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
 from gpuopt.distributed.mirrored import MirroredVariable, PerReplica
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.replica_context import ReplicaContext, in_replica
-from gpuopt.step.request import Copies, StepRequest, pass_on
+from gpuopt.step.request import Copies, StepRequest
 
 
 def update_copies(
-    optimizer: Optimizer,
+    make: Callable[[StepRequest], None],
     sums: Iterable[tuple[PerReplica, MirroredVariable]],
     request: StepRequest,
 ) -> None:
     """Updates each copy of this process by the sum of gradients on the copy's device.
 
     Args:
-        optimizer: What updates.
+        make: Makes the step.
         sums: The sums, and whose they are.
         request: The step, but for its pairs.
     """
@@ -42,7 +42,7 @@ def update_copies(
     identities = frozenset(copy.identity for _, copy in every_copy)
     with in_replica(ReplicaContext()):
         copies = Copies(num_copies, are_alike, identities)
-        pass_on(optimizer, request._replace(pairs=every_copy, copies=copies))
+        make(request._replace(pairs=every_copy, copies=copies))
 
 
 class AlreadySummed:
@@ -76,4 +76,5 @@ class AlreadySummed:
     ) -> None:
         pairs = [(value, variable) for value, variable in grads_and_vars if value is not None]
         request = self._request._replace(global_step=global_step, name=name)
-        update_copies(optimizer, pairs, request)
+        # Not by its `apply_gradients`, which each replica has called, maybe a user's own.
+        update_copies(optimizer._apply_request, pairs, request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,7 +29,7 @@ from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import ReplicaContext, in_replica
-from gpuopt.step.request import StepRequest
+from gpuopt.step.request import StepRequest, pass_on
 from gpuopt.step.updates import pairs_for
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.storage import describe
@@ -371,7 +372,8 @@ class MirroredStrategy:
         sums = self.batch_reduce_to("SUM", pairs)
         variables = [variable for _, variable in pairs]
         request = StepRequest(None, global_step, name)
-        update_copies(optimizer, zip(sums, variables, strict=True), request)
+        make = partial(pass_on, optimizer)
+        update_copies(make, zip(sums, variables, strict=True), request)
 
     def _check_gradients(self, value: Any, variable: Any) -> None:
         if not isinstance(variable, MirroredVariable):

@@ -391,6 +391,23 @@ def test_an_optimizers_own_distributed_apply_sees_the_sums_once(make_strategy: M
     assert int(step) == 1
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_an_apply_gradients_of_a_users_own_sees_each_replicas_gradients_once(
+    make_strategy: Make, is_wrapped: bool
+) -> None:
+    class Halving(gpuopt.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **more: Any) -> None:
+            halves = [(gradient / 2, variable) for gradient, variable in grads_and_vars]
+            super().apply_gradients(halves, *arguments, **more)
+
+    strategy = make_strategy(["cpu", "cpu"])
+    w, optimizer, step = strategy.variable([0.0], name="w"), Halving(1.0), new_step()
+    around = gpuopt.MovingAverageOptimizer(optimizer, 0.5) if is_wrapped else optimizer
+    strategy.run(lambda: around.apply_gradients([(np.full(1, 3, np.float32), w.local)], step))
+    assert [float(copy[0]) for copy in w.replicas] == [-3, -3]
+    assert int(step) == 1
+
+
 def test_gradients_of_a_wrong_shape_are_not_summed() -> None:
     strategy = MirroredStrategy(["cpu", "cpu"])
     w = strategy.variable(np.zeros((2, 3)), name="w")
