@@ -529,7 +529,9 @@ struct Update {
                                                                            scalars, value, slot);
       Rule::follow(Var::of(value), slot, scalars);
       if (writes_var<Rule>) variable.write(i, value);
-      ((writes_slot<Rule>(k) ? std::get<k>(slots).write(i, slot[k]) : void()), ...);
+      // A slot that the rule only reads may begin anew, too.
+      ((writes_slot<Rule>(k) || Slot::has_blocks ? std::get<k>(slots).write(i, slot[k]) : void()),
+       ...);
     }
     variable.close();
     (std::get<k>(slots).close(), ...);

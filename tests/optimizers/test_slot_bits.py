@@ -12,13 +12,14 @@ from dtypes import DTYPES_BY_NAME
 
 import gpuopt
 from bench.low_precision import CASES, LENGTHS, gradients_of, movement_of
-from gpuopt import IndexedSlices, ParameterGroup, Variable
-from gpuopt.backends import using
+from gpuopt import IndexedSlices, ParameterGroup, Variable, update_rule
+from gpuopt.backends import backend_for, using
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.forms.compiled import CompiledRule
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.codecs import Byte
 from gpuopt.device import Device
+from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.rules.slot_codes import BLOCK, CodedValues, Coding
 
 pytestmark = pytest.mark.value
@@ -304,6 +305,33 @@ def test_slots_that_would_not_be_finite_begin_anew(size: int, bad: float) -> Non
         assert slot[3] == 0
         assert np.isfinite(slot).all()
         assert (slot[4:200] != was[4:200]).any()
+
+
+@update_rule(eight_bit=("m", "start"))
+def held(var: Any, grad: Any, m: Any, start: Any, *, learning_rate: Any) -> None:
+    m += grad
+    var -= learning_rate * (m + (var - start))
+
+
+class Held(RuleOptimizer):
+    rule = held
+
+    def __init__(self, learning_rate: float, **common: Any) -> None:
+        super().__init__(common, learning_rate=learning_rate)
+
+
+def test_a_slot_that_the_rule_only_reads_begins_anew_with_the_others(every_place: str) -> None:
+    optimizer, start = Held(0.5, slot_bits=8), np.arange(1, 9, dtype=np.float32)
+    variable = Variable(np.zeros(8, np.float32), device=every_place)
+    gradient = np.zeros(8, np.float32)
+    xp = np if every_place == "cpu" else backend_for(Device.parse(every_place)).xp
+    optimizer.apply_gradients([(xp.asarray(gradient), variable)])
+    optimizer.get_slot(variable, "start").assign(start)
+    before = optimizer.get_slot(variable, "start").numpy()
+    gradient[3] = np.inf
+    optimizer.apply_gradients([(xp.asarray(gradient), variable)])
+    expected = np.where(np.arange(8) == 3, 0, before)
+    np.testing.assert_array_equal(optimizer.get_slot(variable, "start").numpy(), expected)
 
 
 def test_a_variable_that_is_not_contiguous_is_updated_in_place() -> None:
