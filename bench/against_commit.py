@@ -88,6 +88,7 @@ def _describe(compared: Mapping[str, Any]) -> str:
 
 @contextmanager
 def checkout(commit: str) -> Iterator[Path]:
+    """Checks a commit out into a temporary worktree, and returns its folder."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "against")
         git = ["git", "-C", str(ROOT), "worktree"]

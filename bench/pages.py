@@ -456,10 +456,8 @@ def _make_kernels_table(workloads: Mapping[str, Any], architecture: str) -> str:
 
 def _list_misses(workloads: Mapping[str, Any]) -> str:
     missed: dict[str, list[str]] = {}
-    for name, every in workloads.items():
-        for architecture, kernel in every.items():
-            for each in instructions.list_misses(kernel, architecture):
-                missed.setdefault(f"{name}: {each}", []).append(architecture)
+    for miss, architecture in instructions.list_all_misses(workloads):
+        missed.setdefault(miss, []).append(architecture)
     return "\n".join(f"- {what} ({', '.join(where)})" for what, where in missed.items())
 
 

@@ -231,7 +231,7 @@ class Coded(Codec):
     @property
     @abstractmethod
     def cpp_code(self) -> str:
-        """The struct of C++ that has what codes stand for: as `ByteCode` in slot_codes.cuh."""
+        """The C++ struct that encodes and decodes one number, as `ByteCode` in slot_codes.cuh."""
 
     @property
     def cpp(self) -> str | None:
@@ -355,6 +355,11 @@ class Codecs:
     @computed_once
     def have_blocks(self) -> bool:
         return any(map(attrgetter("has_blocks"), self.every))
+
+    @computed_once
+    def gradient_dtype(self) -> np.dtype[Any]:
+        """The dtype of the gradients that a caller gives: for a master copy, its weights'."""
+        return self.var.copy if isinstance(self.var, MasterAndCopy) else self.var.dtypes[0]
 
     @computed_once
     def coded(self) -> tuple[Coded, ...]:

@@ -361,7 +361,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
                 nothing.
         """
         request = StepRequest(grads_and_vars, global_step, name, skip_gradients_aggregation)
-        if requests.passing is None:  # else a call more in each step
+        if requests.passing is None:  # as in `make_step`, whose call would cost time in each step
             self._apply_request(request)
         else:
             make_step(self, request)

@@ -78,7 +78,7 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
         num_tables == 1 ? CodedTarget<Program>(only_arrays.of)
                         : CodedTarget<Program>(arrays + table * num_coded_arrays<Program>);
     const bool is_packed = has_rows && target.has_packs();
-    CodedState<Program> state(target, is_packed, part, lanes);
+    CodedState<Program> state(target, is_packed, part);
     state.update(slot_tables, sum, part.count, every.of(table));
     state.store_to(target, is_packed, slot_tables, part, lanes);
     if (touched != nullptr && number == 0 && lanes.lane == 0) {
@@ -112,7 +112,7 @@ __global__ void update_other_coded_rows(const __grid_constant__ CodedArraysOf<Pr
     const LanePart part(block, row * row_width, (block - row * per_row) * block_codes, row_width,
                         lanes);
     const bool is_packed = part.is_packed() && has_packs;
-    CodedState<Program> state(target, is_packed, part, lanes);
+    CodedState<Program> state(target, is_packed, part);
     const float zero[lane_codes] = {};
     state.update(slot_tables, zero, part.count, given);
     state.store_to(target, is_packed, slot_tables, part, lanes);

@@ -56,7 +56,7 @@ struct BlocksOfChunk {
       GradientOf<Program> stored[lane_codes];
       load_lane<Caching::evict_first>(grad + part.begin, part.count, is_packed & has_grad_packs,
                                       stored);
-      CodedState<Program> state(target, is_packed & has_packs, part, lanes);
+      CodedState<Program> state(target, is_packed & has_packs, part);
       float gradient[lane_codes];
 #pragma unroll
       for (int k = 0; k < lane_codes; ++k) gradient[k] = static_cast<float>(stored[k]);

@@ -129,7 +129,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-# Of files whose tests need several GPUs, for GPUOPT_LIST_OF_FILES.
+# The files that have tests of several GPUs, for GPUOPT_LIST_OF_FILES.
 NEED_SEVERAL = pytest.StashKey[set[str]]()
 
 

@@ -38,8 +38,8 @@ class Target(NamedTuple):
     Attributes:
         var: Of any strides.
         slots: In the rule's order; each of var's shape, or of `row_shape` if it is one of the
-            rule's row slots; and on a GPU of its dtype. Where they are in 8 bits, the codes of
-            each, and then the scales of each: see `CodedValues`.
+            rule's row slots. Where they are in 8 bits, the codes of each, and then the scales of
+            each: see `CodedValues`.
         beside: The second array that stores the variable, if its codec has two.
     """
 

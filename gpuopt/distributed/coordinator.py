@@ -160,7 +160,7 @@ class Coordinator:
             worker: The worker's index.
             local_step: The step that the gradients were computed for.
             pairs: As `checked_pairs` returns them.
-            request: The worker's step, as far as it goes for an update that this call does.
+            request: The worker's, for an update that this call does; None from another process.
 
         Raises:
             ValueError: the gradients are refused.

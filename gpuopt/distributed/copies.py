@@ -57,7 +57,7 @@ class AlreadySummed:
 
         Args:
             num_replicas: See `num_replicas_in_sync`.
-            request: A replica's step, of which `update` is given the pairs and more.
+            request: The step; its pairs, global step and name are those that `update` is given.
         """
         self.num_replicas_in_sync = num_replicas
         self._request = request

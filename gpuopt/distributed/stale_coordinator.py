@@ -70,7 +70,7 @@ class StaleGradientCoordinator(Coordinator):
             worker: The worker's index.
             local_step: The global step at which the gradients were computed.
             pairs: As `checked_pairs` returns them.
-            request: The worker's step.
+            request: The worker's; None from another process.
 
         Raises:
             CancelledError, WorkerFailedError: the coordinator is closed, or an update has failed.

@@ -107,7 +107,7 @@ class SyncCoordinator(Coordinator):
             worker: The worker's index.
             local_step: The step that the gradients were computed for; late ones are dropped.
             pairs: As `checked_pairs` returns them. All pushes hold the same variables.
-            request: The worker's step, as far as it goes for an update that this call does.
+            request: The worker's, for an update that this call does; None from another process.
 
         Raises:
             ValueError: the variables are not those of the first push, or one changed between array

@@ -258,7 +258,7 @@ class SyncReplicasOptimizer(WorkersOptimizer):
         return SyncReplicasWorker(self, coordinator, index)
 
     def _update(self, global_step: Any, pairs: Pairs, request: StepRequest | None = None) -> None:
-        of_worker = StepRequest(None) if request is None else request
+        of_worker = request or StepRequest(None)
         request = of_worker._replace(pairs=pairs, global_step=global_step, name=None)
         if self._variable_averages is None:
             pass_on(self._optimizer, request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from gpuopt.backends import backend_for, to_device
 from gpuopt.device import Device, device_of
@@ -20,8 +20,6 @@ from gpuopt.step.updates import pairs_for
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable
 
-Pairs = list[tuple[Any, Variable]]
-
 
 class Reduction(StrEnum):
     """How the losses of towers become one; values as of `tf.losses.Reduction`."""
@@ -33,13 +31,11 @@ class Reduction(StrEnum):
     SUM_BY_NONZERO_WEIGHTS = "weighted_sum_by_nonzero_weights"
 
 
-class _Call:
-    """One call of a TowerOptimizer's `apply_gradients` in a tower."""
+class _Call(NamedTuple):
+    """One call of a TowerOptimizer's `apply_gradients` in a tower, with checked pairs."""
 
-    def __init__(self, optimizer: TowerOptimizer, pairs: Pairs, request: StepRequest) -> None:
-        self.optimizer = optimizer
-        self.pairs = pairs
-        self.request = request
+    optimizer: TowerOptimizer
+    request: StepRequest
 
 
 class _Towers:
@@ -173,7 +169,7 @@ class TowerOptimizer(OptimizerWrapper):
             else [(None, as_variable(variable)) for _, variable in given]
         )
         step = None if step is None else checked_global_step(step)
-        towers.collect(_Call(self, pairs, request._replace(global_step=step)))
+        towers.collect(_Call(self, request._replace(pairs=pairs, global_step=step)))
 
 
 def replicate(
@@ -282,7 +278,7 @@ def _sum_by_variable(calls: Sequence[_Call]) -> list[tuple[Gradient | None, Vari
     """Sums gradients by variable, in order of first appearance; None counts as nothing."""
     by_variable: dict[Identity, tuple[Variable, list[Gradient]]] = {}
     for call in calls:
-        for gradient, variable in call.pairs:
+        for gradient, variable in call.request.pairs:
             _, gradients = by_variable.setdefault(variable.identity, (variable, []))
             if gradient is not None:
                 gradients.append(gradient)

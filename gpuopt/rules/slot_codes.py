@@ -16,9 +16,9 @@ BLOCK = 256
 # As states name what belongs to a slot: the codes have the slot's own name.
 SCALES = "_absmax"
 
-# Of float32's bits, those that the place of a number in a map is looked up by: exponent and seven
-# digits. Below the first, all are nearest to 0.
-_DROPPED_BITS = np.uint32(16)
+# Magnitudes are looked up by the upper 16 of float32's bits: exponent and seven digits. All below
+# `_FIRST_BITS` are nearest to 0.
+_CODE_SHIFT = np.uint32(16)
 _FIRST_BITS = np.uint32((127 - 23) << 23)
 _NUM_PLACES = (23 << 7) + 1
 _DECADES = 7
@@ -143,8 +143,8 @@ def encode(values: Array, coding: Coding) -> tuple[Array, Array]:
     # In a block of zeros, all are 0 of any scale.
     magnitudes /= np.where(scales > 0, scales, np.float32(1))[:, np.newaxis]
     bits = np.maximum(magnitudes.view(np.uint32), _FIRST_BITS)
-    bits += SlotTables.of(coding).steps.take((bits - _FIRST_BITS) >> _DROPPED_BITS)
-    codes = (bits >> _DROPPED_BITS).astype(np.uint8)
+    bits += SlotTables.of(coding).steps.take((bits - _FIRST_BITS) >> _CODE_SHIFT)
+    codes = (bits >> _CODE_SHIFT).astype(np.uint8)
     if coding is Coding.SIGNED:
         zero = np.uint8(coding.zero)
         codes = np.where(values < 0, zero - np.minimum(codes - zero, zero), codes)
@@ -172,14 +172,14 @@ class SlotTables(NamedTuple):
     @staticmethod
     @cache
     def of(coding: Coding) -> SlotTables:
-        places = np.arange(_NUM_PLACES, dtype=np.uint32) << _DROPPED_BITS
+        places = np.arange(_NUM_PLACES, dtype=np.uint32) << _CODE_SHIFT
         lowest = places + _FIRST_BITS
         # Of a place, the code of the lowest magnitude, and the highest one of that code.
         codes = np.searchsorted(coding.bounds, lowest.view(np.float32)).astype(np.uint32)
         codes[0] = 0
         bounds = np.append(coding.bounds, np.float32(np.inf)).view(np.uint32)[codes]
         highest = np.minimum(bounds, lowest | np.uint32(0xFFFF))
-        steps = (codes + np.uint32(coding.zero) << _DROPPED_BITS) + np.uint32(0xFFFF) - highest
+        steps = (codes + np.uint32(coding.zero) << _CODE_SHIFT) + np.uint32(0xFFFF) - highest
         return SlotTables(coding.values, steps)
 
 

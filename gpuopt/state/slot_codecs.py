@@ -34,7 +34,7 @@ _SINGLES = FLOAT_DTYPES - {_DOUBLE}
 
 
 class CodedForm(NamedTuple):
-    """The codecs of slots in 8 bits.
+    """The codecs of slots in 8 bits, both of one map.
 
     Attributes:
         numbers: Of slots whose numbers may be below 0.
@@ -45,7 +45,7 @@ class CodedForm(NamedTuple):
     squares: Coded
 
 
-# By the name that the option has for it.
+# By the value of the option `slot_form`.
 CODED_FORMS: dict[SlotForm, CodedForm] = {
     "root": CodedForm(Byte(Coding.SIGNED), Byte(Coding.ROOTS)),
     "bitsandbytes": CodedForm(Byte(Coding.SIGNED), Byte(Coding.SQUARES)),

@@ -235,7 +235,7 @@ class StepClips:
         Args:
             parts: All gradients of the step, with what updates them.
             refused: By device, the row flag that kernels read.
-            request: The step's. Gradients that are measured get what they still lack.
+            request: The step's; its late sums are finished as they are measured.
         """
         if not self._most:
             return
@@ -246,7 +246,7 @@ class StepClips:
         if not copies.identities.issuperset(identities):
             copies = Copies()
         are_alike = copies.devices_are_alike
-        if self.decision is not None:  # a GPU hears of no row that another one has refused
+        if self.decision is not None:  # a GPU does not know of rows that another one has refused
             are_alike &= self.deciding in backends and refused.keys().isdisjoint(backends)
         # There are no other sums to be joined with those of a device.
         is_alone = are_alike or (len(backends) == 1 and self.deciding in (None, *backends))

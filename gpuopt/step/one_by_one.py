@@ -35,7 +35,7 @@ def update_one_by_one(
     Args:
         optimizer: What updates.
         step: The step, which has not begun.
-        request: What it is to be, but for the pairs.
+        request: Its request, but for the pairs.
         loss: As in `Optimizer.compute_gradients`.
         var_list: Likewise.
         grad_loss: Likewise.

@@ -164,7 +164,7 @@ def pass_on(
     Args:
         optimizer: The optimizer.
         request: The step.
-        method: Which of its `apply_gradients`, if not the first.
+        method: Called in the place of its `apply_gradients`: a base class's.
     """
     if not is_overridden(optimizer, "apply_gradients"):
         optimizer._apply_request(request)

@@ -159,12 +159,9 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         self, loss: Loss, **options: Any
     ) -> tuple[list[tuple[Gradient | None, Variable]], Mapping[str, Any]]:
         """Leaves gradients scaled, if they are: they are divided as they are added."""
-        cls, inner = GradientAccumulationOptimizer, self._inner
-        is_overridden = (type(self).compute_gradients, type(self).apply_gradients) != (
-            cls.compute_gradients,
-            cls.apply_gradients,
-        )
-        if is_overridden or type(inner) is not LossScaleOptimizer:
+        inner, methods = self._inner, ("compute_gradients", "apply_gradients")
+        is_users = any(is_overridden(self, each) for each in methods)
+        if is_users or type(inner) is not LossScaleOptimizer:
             return super()._gradients_to_apply(loss, **options)
         return inner._gradients_to_apply(loss, **options)
 

@@ -279,7 +279,7 @@ class DropStaleGradientOptimizer(WorkersOptimizer):
     def _apply_pushed(
         self, counter: Variable, pairs: Pairs, local_step: int, request: StepRequest | None
     ) -> bool:
-        of_worker = StepRequest(None) if request is None else request
+        of_worker = request or StepRequest(None)
         request = of_worker._replace(pairs=pairs, global_step=counter, name=None)
         return self._apply_or_drop(request, local_step)
 

@@ -190,7 +190,7 @@ struct Split {
 inline const SlotTables* slot_tables = nullptr;
 
 // Codes in 8 bits, and a scale for each block of them: a view is a block. Numbers that are written
-// are finite. See `ByteCode` for what is coded how.
+// are finite. `Code` is a struct like `ByteCode`.
 template <class Code>
 struct Coded {
   static constexpr int num_arrays = 2;

@@ -21,9 +21,8 @@ __device__ __forceinline__ int lanes_of_block(long long width) {
   return width < block_codes ? lanes_per_row((width + lane_codes - 1) / lane_codes) : warp_size;
 }
 
-// Reads the maps that codes need to shared memory: that of both signs, and the other one. Null if
-// they need none.
-// Every thread of the block must call it.
+// Copies the maps that codes need to shared memory: that of both signs, and the other one. Returns
+// null if they need none. Every thread of the block must call it.
 template <class Program>
 __device__ __forceinline__ const SlotTables* shared_tables(const unsigned int* __restrict__ words) {
   constexpr int num_maps = Program::Codes::num_maps;
@@ -181,8 +180,8 @@ __device__ __forceinline__ void store_codes(unsigned char* to, int count, bool i
   }
 }
 
-// Returns the largest of the lanes' numbers to all of them. What one of them has loaded before,
-// others may then store.
+// Returns the largest of the lanes' numbers to all of them. It is a barrier, too: what one of them
+// has loaded before, another may write afterwards.
 __device__ __forceinline__ int largest_of_lanes(int mine, const Lanes& lanes) {
   if (lanes.num_lanes == warp_size) {  // in most blocks: a mask that is known saves instructions
     __syncwarp();
@@ -205,8 +204,8 @@ __device__ __forceinline__ int largest_of_lanes(int mine, const Lanes& lanes) {
   return mine;
 }
 
-// As integers, floats that are not below 0 have the same order; below them are these, above them
-// what is not finite, and numbers below 0.
+// As integers, floats from 0 on have the same order. Finite ones are below this; infinity, NaN and
+// numbers below 0 are not.
 constexpr unsigned int bits_of_infinity = 0x7f800000u;
 
 // Returns the bits by which a block's scale is found: a magnitude's, where codes have a sign.
@@ -259,7 +258,7 @@ struct CodedState {
   unsigned int largest[slot_capacity<Program>];     // of these, by `bits_for_scale`
 
   __device__ __forceinline__ CodedState(const CodedTarget<Program>& target, bool is_packed,
-                                        const LanePart& part, const Lanes& lanes) {
+                                        const LanePart& part) {
 #pragma unroll
     for (int k = Program::num_averages; k < Program::num_slots; ++k)
       scales[k] = __ldcs(target.scales.of[k] + part.block);

@@ -16,7 +16,8 @@ constexpr int block_codes = 256;
 // What the codes of a slot stand for: numbers of both signs, squares, or the roots of squares.
 enum coding { coding_signed = 0, coding_squares = 1, coding_roots = 2 };
 
-// Magnitudes are looked up by exponent and seven digits. Below the first, all are nearest to 0.
+// Magnitudes are looked up by their upper 16 bits: exponent and seven digits. All below
+// `first_bits` are nearest to 0.
 constexpr int code_shift = 16;
 constexpr int num_places = (23 << 7) + 1;
 constexpr unsigned int first_bits = (127 - 23) << 23;
@@ -65,14 +66,15 @@ GPUOPT_INLINE unsigned int upper_half(unsigned int bits) {
 #endif
 }
 
-// A map of 256 numbers: that of both signs, or the other one. A codec's C++ has such a struct:
+// The codes of one map: of numbers of both signs, or of the others. Each codec of blocks has such a
+// struct:
 //   num_maps    how many of the `SlotTables` it needs,
-//   has_sign    whether what is stored may be below 0,
-//   decode      the number of a code, given its block's scale,
-//   to_store    what is stored of a slot's number, before it is divided by the block's scale; not
-//               finite where the number is not,
-//   encode      the code of a magnitude of at most 1, with the sign of the number, in eight bits
-//               from `code_shift` on; below them are others.
+//   has_sign    whether stored numbers may be below 0,
+//   decode      returns the number of a code, given its block's scale,
+//   to_store    returns what is stored of a slot's number, before it is divided by the block's
+//               scale; it is not finite if the number is not,
+//   encode      returns the code of a magnitude of at most 1, with the sign of the number, in the
+//               eight bits from `code_shift` on; lower bits have no meaning.
 template <int coding>
 struct ByteCode {
   static constexpr bool has_sign = coding == coding_signed;
@@ -106,7 +108,8 @@ struct ByteCode {
   }
 };
 
-// Those of a rule's coded slots, by the slot's number: a constant, once loops are unrolled.
+// The structs of a rule's coded slots, each called by the slot's number: a constant, once loops are
+// unrolled.
 template <class Code, class... Others>
 struct CodesOf {
   static constexpr int num_maps =

@@ -106,5 +106,12 @@ def test_limits_are_of_each_count() -> None:
         "loads 2 x 128, 1 x 32 to 3 x 128, 1 x 32",
         "instructions 1.31 times",
     ]
+    slow = {**same, "contracted": {**before, "instructions_an_element": 10.6}}
+    of_two = {"a": dict.fromkeys(instructions.ARCHITECTURES, slow)}
+    assert ("mean, contracted: instructions 1.060 times", "sm_75") in instructions.list_all_misses(
+        of_two
+    )
+    of_two["b"] = dict.fromkeys(instructions.ARCHITECTURES, same)
+    assert instructions.list_all_misses(of_two) == []
     # 28 bytes take 5.83 ps, and 33.5e12 instructions begin in a second.
     assert instructions.find_share_of_h200(before) == pytest.approx(10 / 195.1, rel=1e-3)

@@ -21,7 +21,7 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import Array, scratch
 from gpuopt.backends.cpu.tiles import Rounding, buffers_for, cut_short, update_tile
 from gpuopt.backends.cpu.written_memory import WrittenMemory
-from gpuopt.codecs import Codecs, MasterAndCopy, codec_of
+from gpuopt.codecs import Codecs, codec_of
 from gpuopt.computed_once import computed_once
 
 _BUNDLE_BYTES = 128 * 1024
@@ -79,8 +79,7 @@ class DensePlan:
         self.memory = memory
         self._limits = limits
         self._shapes = [target.var.shape for target in targets]
-        # A master copy's gradient has the type of the weights.
-        self._dtype = codecs.var.copy if isinstance(codecs.var, MasterAndCopy) else dtype
+        self._dtype = codecs.gradient_dtype
         self.arrays = [_arrays_of(target, codecs) for target in targets]
         types = [array.dtype for array in self.arrays[0]]
         self.strided: list[int] = []

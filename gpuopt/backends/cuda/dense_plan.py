@@ -23,7 +23,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     dense_threads,
 )
 from gpuopt.backends.cuda.launcher import Launch, Launcher, to_device
-from gpuopt.backends.cuda.mixed import Storage, gradient_dtype, slot_dtype, storage_of
+from gpuopt.backends.cuda.mixed import Storage, slot_dtype, storage_of
 from gpuopt.backends.cuda.order import MOST_STREAMS
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
@@ -87,7 +87,7 @@ class DensePlan:
     ) -> None:
         self._launcher = launcher
         self.targets, self.codecs = targets, codecs
-        self.dtype = gradient_dtype(codecs)
+        self.dtype = codecs.gradient_dtype
         self._shapes = [target.var.shape for target in targets]
         self._versions = itertools.count(1)
         self._positions = [i for i, target in enumerate(targets) if target.var.size]

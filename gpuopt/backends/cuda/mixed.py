@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gpuopt.backends.cuda.parameters import CPP_TYPES, name_of
-from gpuopt.codecs import Codecs, MasterAndCopy
+from gpuopt.codecs import Codecs
 
 
 class Mixed(NamedTuple):
@@ -43,15 +43,10 @@ def storage_of(codecs: Codecs, gradient: np.dtype[Any]) -> Storage:
 
 
 def slot_dtype(codecs: Codecs) -> np.dtype[Any]:
-    """Returns the dtype of slots that are no codes; the variable's if there are none."""
+    """Returns the dtype of slots that are not in 8 bits; the variable's if there are none."""
     # The last: an average, which is the first, may have the variable's type.
     has_one = codecs.slots and not codecs.have_blocks
     return (codecs.slots[-1] if has_one else codecs.var).dtypes[0]
-
-
-def gradient_dtype(codecs: Codecs) -> np.dtype[Any]:
-    """Returns that of the gradients that a caller gives: a master copy's is its weights'."""
-    return codecs.var.copy if isinstance(codecs.var, MasterAndCopy) else codecs.var.dtypes[0]
 
 
 def cpp_types(storage: Storage) -> dict[str, str]:

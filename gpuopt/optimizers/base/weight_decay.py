@@ -20,7 +20,7 @@ from gpuopt.quietly import quietly
 from gpuopt.rules.decayed import decayed, decayed_rows
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.pairs import Gradient
-from gpuopt.step.replica_context import this_thread as replicas
+from gpuopt.step.replica_context import replica_context
 from gpuopt.step.request import (
     Listed,
     StepRequest,
@@ -231,7 +231,7 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[Optimizer]) -> Any:
 def _identities(decay_var_list: Iterable[Any] | None) -> Listed:
     if decay_var_list is None:
         return None
-    if replicas.context.strategy is not None:
+    if replica_context().strategy is not None:
         raise ValueError(
             "decay_var_list cannot be given in a replica of a strategy: the list would have the "
             "replica's own copies of the variables alone. Use an optimizer for each list"

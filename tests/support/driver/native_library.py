@@ -82,7 +82,7 @@ def shared_library(
     Args:
         soname: The name.
         sources: Its source files.
-        text: One more.
+        text: The text of one more.
         inputs: Files that it includes, beside headers.
         is_part: Whether this is the driver; if not, it calls the driver.
     """

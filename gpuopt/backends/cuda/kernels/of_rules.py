@@ -110,7 +110,7 @@ def coded_arrays(rule: UpdateRule) -> Struct:
 
 
 def cpp_codes(codecs: Sequence[Coded]) -> str:
-    """Returns the type of C++ that has what the codes of each slot stand for."""
+    """Returns the C++ type of the codes of all slots: `CodesOf` in slot_codes.cuh."""
     return f"gpuopt::CodesOf<{', '.join(each.cpp_code for each in codecs)}>"
 
 
