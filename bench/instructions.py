@@ -201,7 +201,7 @@ def find_packed_path(instructions: Sequence[Any], access: str, most: int) -> lis
         most: How many packs of these are in a turn, unless the loop is unrolled.
     """
     graph = _make_graph(instructions)
-    backward = _find_backward(graph)
+    backward, order = _search(graph)
     into: dict[int, list[int]] = {at: [] for at in graph}
     for at, nexts in graph.items():
         for each in nexts:
@@ -210,7 +210,8 @@ def find_packed_path(instructions: Sequence[Any], access: str, most: int) -> lis
     for begin in {each for _, each in backward}:
         ends = [at for at, each in backward if each == begin]
         body = _list_body(into, begin, ends)
-        ways.append((body, _find_way(graph, backward, instructions, body, begin, ends, access)))
+        inside = [at for at in order if at in body]
+        ways.append((body, _find_way(graph, backward, instructions, inside, begin, ends, access)))
     packed = [(body, way) for body, way in ways if way[0] > 0]
     inner = [way for body, way in packed if not any(other < body for other, _ in packed)]
     # Beside a loop that is unrolled, there is often one of a single pack.
@@ -236,15 +237,21 @@ def _make_graph(instructions: Sequence[Any]) -> dict[int, list[int]]:
     return graph
 
 
-def _find_backward(graph: Mapping[int, Sequence[int]]) -> set[tuple[int, int]]:
-    """Returns the edges from the ends of loops to their beginnings, from the first one on."""
-    backward, seen, open_ones = set(), {0}, {0}
+def _search(graph: Mapping[int, Sequence[int]]) -> tuple[set[tuple[int, int]], list[int]]:
+    """Searches a graph depth first, from the first instruction on.
+
+    Returns:
+        The edges from the ends of loops to their beginnings; and the instructions, each after all
+        that may follow it by other edges.
+    """
+    backward, order, seen, open_ones = set(), [], {0}, {0}
     stack = [(0, iter(graph[0]))]
     while stack:
         at, nexts = stack[-1]
         each = next(nexts, None)
         if each is None:
             open_ones.remove(at)
+            order.append(at)
             stack.pop()
         elif each in open_ones:
             backward.add((at, each))
@@ -252,7 +259,7 @@ def _find_backward(graph: Mapping[int, Sequence[int]]) -> set[tuple[int, int]]:
             seen.add(each)
             open_ones.add(each)
             stack.append((each, iter(graph[each])))
-    return backward
+    return backward, order
 
 
 def _list_body(into: Mapping[int, Sequence[int]], begin: int, ends: Sequence[int]) -> set[int]:
@@ -269,15 +276,18 @@ def _find_way(
     graph: Mapping[int, Sequence[int]],
     backward: set[tuple[int, int]],
     instructions: Sequence[Any],
-    body: set[int],
+    inside: Sequence[int],
     begin: int,
     ends: Sequence[int],
     access: str,
 ) -> tuple[int, int, list[int]]:
-    """Returns the best way: its bytes in packs, less its instructions, and these."""
+    """Returns the best way: its bytes in packs, less its instructions, and these.
+
+    `inside` are the loop's instructions, each after all that may follow it in a turn.
+    """
     best: dict[int, tuple[int, int]] = {}
     following: dict[int, int] = {}
-    for at in _after_what_follows(graph, backward, body, begin):
+    for at in inside:
         each = instructions[at]
         ways = [
             (best[other], other)
@@ -299,27 +309,6 @@ def _find_way(
         path.append(at)
         at = following[at]
     return *best[begin], path
-
-
-def _after_what_follows(
-    graph: Mapping[int, Sequence[int]],
-    backward: set[tuple[int, int]],
-    body: set[int],
-    begin: int,
-) -> list[int]:
-    """Lists a loop's instructions, each after all that may follow it in a turn."""
-    order, seen = [], {begin}
-    stack = [(begin, iter(graph[begin]))]
-    while stack:
-        at, nexts = stack[-1]
-        each = next(nexts, None)
-        if each is None:
-            order.append(at)
-            stack.pop()
-        elif each in body and each not in seen and (at, each) not in backward:
-            seen.add(each)
-            stack.append((each, iter(graph[each])))
-    return order
 
 
 def _count_packs(instructions: Sequence[Any], path: Iterable[int], access: str) -> int:
