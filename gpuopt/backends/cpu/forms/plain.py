@@ -15,6 +15,8 @@ Chunk = np.ndarray[Any, Any]
 
 # Partial sums of a row's squares; each adds every sixteenth column.
 _LANES = 16
+# Of so few pieces of a row, numpy adds one to all rows quicker than it reduces them.
+_FEW_PIECES = 16
 
 
 class PlainRule:
@@ -57,13 +59,26 @@ def _mean_squares(rows: Chunk) -> Chunk:
     """
     squares: Chunk = rows * rows
     num_rows, width = squares.shape
+    if width == 1:
+        return squares
     lanes, whole = squares, width // _LANES * _LANES
     if whole:
-        # Along an axis that is not the last one, numpy adds one after the other.
-        lanes = np.add.reduce(squares[:, :whole].reshape(num_rows, -1, _LANES), axis=1)
+        lanes = _sum_pieces(squares[:, :whole].reshape(num_rows, -1, _LANES))
         lanes[:, : width - whole] += squares[:, whole:]
     sums = lanes[:, :1].copy()
     for lane in range(1, lanes.shape[1]):
         sums += lanes[:, lane : lane + 1]
     sums /= width
     return sums
+
+
+def _sum_pieces(pieces: Chunk) -> Chunk:
+    """Returns [num_rows, lanes]: the sums of [num_rows, num_pieces, lanes], one after the other."""
+    if pieces.shape[1] > _FEW_PIECES:
+        # Along an axis that is not the last one, numpy adds one after the other.
+        total: Chunk = np.add.reduce(pieces, axis=1)
+        return total
+    total = pieces[:, 0].copy()
+    for piece in range(1, pieces.shape[1]):
+        total += pieces[:, piece]
+    return total
