@@ -19,6 +19,7 @@ from gpuopt.computed_once import computed_once
 from gpuopt.rules.slot_codes import (
     CodedValues,
     Coding,
+    SlotTables,
     blocks_of,
     decode,
     encode,
@@ -59,15 +60,12 @@ class Codec(ABC):
         is_decoded: Whether `decode` computes the numbers. Else the first array holds them, and
             rules read and write them there.
         has_blocks: Whether the second array has one scale for each block of the first.
-        definitions: C++ that a translation unit needs before it names the codec, piece by piece;
-            none if gpuopt's headers have it.
     """
 
     real: np.dtype[Any] = _FLOAT
     num_arrays: int = 1
     is_decoded: bool = False
     has_blocks: bool = False
-    definitions: tuple[str, ...] = ()
 
     @property
     @abstractmethod
@@ -78,6 +76,11 @@ class Codec(ABC):
     @abstractmethod
     def cpp(self) -> str | None:
         """The codec's name in C++; None if it is in numpy alone."""
+
+    @property
+    def definitions(self) -> tuple[str, ...]:
+        """C++ that a translation unit needs before it names the codec, beside gpuopt's headers."""
+        return ()
 
     def decode(self, arrays: Sequence[Array], out: Array) -> None:
         """Writes the stored numbers to `out`, which is flat, if `is_decoded`."""
@@ -313,7 +316,15 @@ class Byte(Coded):
 
     @property
     def cpp_code(self) -> str:
-        return f"gpuopt::ByteCode<{int(self.coding)}>"
+        return f"gpuopt::ByteCode<{int(self.coding)}, gpuopt::{self._tables}>"
+
+    @property
+    def definitions(self) -> tuple[str, ...]:
+        return (SlotTables.of(self.coding).cpp(self._tables),)
+
+    @property
+    def _tables(self) -> str:
+        return "signed_tables" if self.coding is Coding.SIGNED else "unsigned_tables"
 
     def encode_blocks(self, values: Array) -> tuple[Array, Array]:
         return encode(values, self.coding)

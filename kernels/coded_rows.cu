@@ -48,11 +48,11 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
                                   const float* __restrict__ parts, long long row_width,
                                   const __grid_constant__ GivenOf<Program> scalars,
                                   const ScalarsOf<Program>* __restrict__ many_scalars,
-                                  unsigned int* touched, const unsigned int* __restrict__ words,
+                                  unsigned int* touched,
                                   const unsigned long long* __restrict__ refused) {
   using Key = KeyOf<Program>;
   if (*refused != 0) return;
-  const SlotTables* slot_tables = shared_tables<Program>(words);
+  prepare_codes<Program>();
   const Tables tables = {only_gradient, gradients, num_tables};
   const Lanes lanes(lanes_of_block(row_width));
   const Parts<const float> all(parts, rows.num_rows, row_width);
@@ -79,8 +79,8 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
                         : CodedTarget<Program>(arrays + table * num_coded_arrays<Program>);
     const bool is_packed = has_rows && target.has_packs();
     CodedState<Program> state(target, is_packed, part);
-    state.update(slot_tables, sum, part.count, every.of(table));
-    state.store_to(target, is_packed, slot_tables, part, lanes);
+    state.update(sum, part.count, every.of(table));
+    state.store_to(target, is_packed, part, lanes);
     if (touched != nullptr && number == 0 && lanes.lane == 0) {
       atomicAnd(&touched[word_of(row)], ~bit_of(row));
     }
@@ -95,12 +95,11 @@ __global__ void update_other_coded_rows(const __grid_constant__ CodedArraysOf<Pr
                                         const __grid_constant__ GivenOf<Program> scalars,
                                         const ScalarsOf<Program>* __restrict__ many_scalars,
                                         long long table, const unsigned int* __restrict__ touched,
-                                        const unsigned int* __restrict__ words,
                                         const unsigned long long* __restrict__ refused) {
   if (*refused != 0) return;
   const GroupScalars<Program> every = {scalars, many_scalars};
   const auto& given = every.given(table);
-  const SlotTables* slot_tables = shared_tables<Program>(words);
+  prepare_codes<Program>();
   const CodedTarget<Program> target(arrays.of);
   const bool has_packs = target.has_packs();
   const Lanes lanes(lanes_of_block(row_width));
@@ -114,8 +113,8 @@ __global__ void update_other_coded_rows(const __grid_constant__ CodedArraysOf<Pr
     const bool is_packed = part.is_packed() && has_packs;
     CodedState<Program> state(target, is_packed, part);
     const float zero[lane_codes] = {};
-    state.update(slot_tables, zero, part.count, given);
-    state.store_to(target, is_packed, slot_tables, part, lanes);
+    state.update(zero, part.count, given);
+    state.store_to(target, is_packed, part, lanes);
   }
 }
 

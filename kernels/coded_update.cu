@@ -84,8 +84,7 @@ __device__ __forceinline__ void visit_coded_chunks(
 // How many blocks of `coded_update` a multiprocessor is to hold: for three, compilers would spill.
 constexpr int blocks_of_coded_updates = 2;
 
-// Updates variables; see `dense_update` for the arguments. `words` are those of `SlotTables`, of
-// both maps.
+// Updates variables; see `dense_update` for the arguments.
 template <class Program>
 __global__ void __launch_bounds__(dense_threads, blocks_of_coded_updates)
     coded_update(const CodedVariableOf<Program>* __restrict__ variables, long long num_variables,
@@ -95,18 +94,17 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_coded_updates)
                  const long long* __restrict__ groups,
                  const __grid_constant__ GivenOf<Program> scalars,
                  const ScalarsOf<Program>* __restrict__ many_scalars,
-                 const unsigned int* __restrict__ words,
                  const unsigned long long* __restrict__ refused) {
   if (*refused != 0) return;
   const GroupScalars<Program> every = {scalars, many_scalars};
-  const SlotTables* tables = shared_tables<Program>(words);
+  prepare_codes<Program>();
   visit_coded_chunks<Program>(
       variables, chunks, num_chunks, chunk_size, grads, few_grads,
       [&](long long, unsigned int variable, const BlocksOfChunk<Program>& blocks) {
         const ScalarsOf<Program>& given = every.of_variable(variable, groups);
         blocks.visit([&](auto& state, const auto& gradient, const LanePart& part, bool is_packed) {
-          state.update(tables, gradient, part.count, given);
-          state.store_to(blocks.target, is_packed, tables, part, blocks.lanes);
+          state.update(gradient, part.count, given);
+          state.store_to(blocks.target, is_packed, part, blocks.lanes);
         });
       });
 }
@@ -118,21 +116,20 @@ __global__ void __launch_bounds__(dense_threads) sum_coded_terms(
     const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
     const long long* __restrict__ grads, const __grid_constant__ FewGradients few_grads,
     const long long* __restrict__ groups, const __grid_constant__ GivenOf<Program> scalars,
-    const ScalarsOf<Program>* __restrict__ many_scalars, const unsigned int* __restrict__ words,
-    const long long* __restrict__ first_chunks, double* parts, unsigned int* num_done,
-    int first_sum, ScalarsOf<Program>* __restrict__ of_variables,
-    const unsigned long long* __restrict__ refused) {
+    const ScalarsOf<Program>* __restrict__ many_scalars, const long long* __restrict__ first_chunks,
+    double* parts, unsigned int* num_done, int first_sum,
+    ScalarsOf<Program>* __restrict__ of_variables, const unsigned long long* __restrict__ refused) {
   if (*refused != 0) return;
   const GroupScalars<Program> every = {scalars, many_scalars};
   const VariableSums<Program> sums = {first_chunks, parts, num_done, first_sum, of_variables};
-  const SlotTables* tables = shared_tables<Program>(words);
+  prepare_codes<Program>();
   visit_coded_chunks<Program>(
       variables, chunks, num_chunks, chunk_size, grads, few_grads,
       [&](long long chunk, unsigned int variable, const BlocksOfChunk<Program>& blocks) {
         const ScalarsOf<Program>& given = every.of_variable(variable, groups);
         float mine[Program::num_sums] = {};
         blocks.visit([&](const auto& state, const auto& gradient, const LanePart& part, bool) {
-          state.add_terms(tables, gradient, part.count, given, mine);
+          state.add_terms(gradient, part.count, given, mine);
         });
         sums.finish_chunk(chunk, variable, mine, every, groups);
       });

@@ -158,7 +158,7 @@ def decode(codes: Array, scales: Array, coding: Coding) -> Array:
 
 
 class SlotTables(NamedTuple):
-    """What encoding and decoding look up. Mirrors `SlotTables` in kernels/shared/slot_codes.cuh.
+    """What encoding and decoding look up: `SlotTables` in kernels/shared/slot_codes.cuh.
 
     Attributes:
         values: float32 [256], of each code.
@@ -182,12 +182,12 @@ class SlotTables(NamedTuple):
         steps = (codes + np.uint32(coding.zero) << _CODE_SHIFT) + np.uint32(0xFFFF) - highest
         return SlotTables(coding.values, steps)
 
-
-@cache
-def packed_tables() -> Array:
-    """Returns uint8 [2, bytes]: the `SlotTables` of signed numbers, and of others."""
-    every = [SlotTables.of(coding) for coding in (Coding.SIGNED, Coding.SQUARES)]
-    return np.stack([np.concatenate([each.view(np.uint8) for each in tables]) for tables in every])
+    def cpp(self, name: str) -> str:
+        """Returns C++ that defines these as a constant of namespace gpuopt."""
+        values = ",".join(f"{value.hex()}f" for value in self.values.tolist())
+        steps = ",".join(f"{step}u" for step in self.steps.tolist())
+        constant = f"GPUOPT_CONSTANT SlotTables {name} = {{{{{values}}}, {{{steps}}}}};"
+        return f'#include "shared/slot_codes.cuh"\nnamespace gpuopt {{ {constant} }}'
 
 
 @cache

@@ -186,8 +186,10 @@ struct Split {
   };
 };
 
-// The lookup table of each map. Set once, before the first update.
-inline const SlotTables* slot_tables = nullptr;
+template <const SlotTables& tables>
+inline const SlotTables& looked_up() {
+  return tables;
+}
 
 // Codes in 8 bits, and a scale for each block of them: a view is a block. Numbers that are written
 // are finite. `Code` is a struct like `ByteCode`.
@@ -209,7 +211,7 @@ struct Coded {
       size = length;
       const float unit = *scale;
       GPUOPT_INDEPENDENT
-      for (long long i = 0; i < size; ++i) numbers[i] = Code::decode(slot_tables, codes[i], unit);
+      for (long long i = 0; i < size; ++i) numbers[i] = Code::decode(codes[i], unit);
     }
     float read(long long i) const { return numbers[i]; }
     void write(long long i, float value) { numbers[i] = value; }
@@ -228,7 +230,7 @@ struct Coded {
       GPUOPT_INDEPENDENT
       for (long long i = 0; i < size; ++i)
         codes[i] = static_cast<unsigned char>(
-            Code::encode(slot_tables, magnitudes[i] / divisor, numbers[i] < 0) >> code_shift);
+            Code::encode(magnitudes[i] / divisor, numbers[i] < 0) >> code_shift);
     }
   };
 };

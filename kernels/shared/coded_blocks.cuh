@@ -21,22 +21,32 @@ __device__ __forceinline__ int lanes_of_block(long long width) {
   return width < block_codes ? lanes_per_row((width + lane_codes - 1) / lane_codes) : warp_size;
 }
 
-// Copies the maps that codes need to shared memory: that of both signs, and the other one. Returns
-// null if they need none. Every thread of the block must call it.
-template <class Program>
-__device__ __forceinline__ const SlotTables* shared_tables(const unsigned int* __restrict__ words) {
-  constexpr int num_maps = Program::Codes::num_maps;
-  if constexpr (num_maps == 0) {
-    return nullptr;
-  } else {
-    __shared__ SlotTables tables[num_maps];
-    unsigned int* to = reinterpret_cast<unsigned int*>(tables);
-    for (int i = threadIdx.x; i < static_cast<int>(sizeof tables / sizeof *to); i += blockDim.x) {
-      to[i] = __ldg(&words[i]);
-    }
-    __syncthreads();
-    return tables;
+// A block's copy of tables, in shared memory: threads look up at different places.
+template <const SlotTables& tables>
+__device__ __forceinline__ SlotTables& shared_copy() {
+  __shared__ SlotTables copy;
+  return copy;
+}
+
+template <const SlotTables& tables>
+GPUOPT_INLINE const SlotTables& looked_up() {
+  return shared_copy<tables>();
+}
+
+template <const SlotTables& tables>
+GPUOPT_INLINE void prepare_tables() {
+  const unsigned int* from = reinterpret_cast<const unsigned int*>(&tables);
+  unsigned int* to = reinterpret_cast<unsigned int*>(&shared_copy<tables>());
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof tables / sizeof *to); i += blockDim.x) {
+    to[i] = __ldg(&from[i]);
   }
+}
+
+// Every thread of the block must call it before one of them updates anything.
+template <class Program>
+__device__ __forceinline__ void prepare_codes() {
+  Program::Codes::prepare();
+  __syncthreads();
 }
 
 // How many arrays an update writes: a variable, an average if there is one, codes and scales.
@@ -218,8 +228,7 @@ __device__ __forceinline__ unsigned int bits_for_scale(bool has_sign, float stor
 // Encodes a lane's numbers of a slot, made by `to_store` and all finite, and returns the block's
 // scale. Every lane must call it.
 template <class Codes>
-__device__ __forceinline__ float encode_lane(int slot, const SlotTables* tables,
-                                             const float (&values)[lane_codes],
+__device__ __forceinline__ float encode_lane(int slot, const float (&values)[lane_codes],
                                              unsigned int largest, const Lanes& lanes,
                                              LaneCodes& codes) {
   const int largest_of_all = largest_of_lanes(static_cast<int>(largest), lanes);
@@ -232,7 +241,7 @@ __device__ __forceinline__ float encode_lane(int slot, const SlotTables* tables,
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const float magnitude = divisor.quotient(absolute(values[first + k]));
-      four[k] = Codes::encode(slot, tables, magnitude, values[first + k] < 0);
+      four[k] = Codes::encode(slot, magnitude, values[first + k] < 0);
     }
     // The third byte of each.
     static_assert(code_shift == 16, "as the bytes below");
@@ -281,24 +290,23 @@ struct CodedState {
   }
 
   // Writes the decoded slots of an element.
-  __device__ __forceinline__ void decode_element(const SlotTables* tables, int i,
+  __device__ __forceinline__ void decode_element(int i,
                                                  float (&slot)[slot_capacity<Program>]) const {
 #pragma unroll
     for (int k = Program::num_averages; k < Program::num_slots; ++k) {
       // The byte, with zeros above it.
       const int code = static_cast<int>(__byte_perm(codes[k].of[i / 4], 0, 0x4440 + i % 4));
-      slot[k] = Codes::decode(k - Program::num_averages, tables, code, scales[k]);
+      slot[k] = Codes::decode(k - Program::num_averages, code, scales[k]);
     }
   }
 
-  __device__ __forceinline__ void update(const SlotTables* tables,
-                                         const float (&gradient)[lane_codes], int count,
+  __device__ __forceinline__ void update(const float (&gradient)[lane_codes], int count,
                                          const ScalarsOf<Program>& scalars) {
 #pragma unroll
     for (int i = 0; i < lane_codes; ++i) {
       float value = static_cast<float>(var[i]);
       float slot[slot_capacity<Program>];
-      decode_element(tables, i, slot);
+      decode_element(i, slot);
       if constexpr (Program::num_averages > 0) slot[0] = average[i];
       Program::apply(value, gradient[i], slot, scalars);
       var[i] = VarOf<Program>(value);
@@ -343,14 +351,13 @@ struct CodedState {
 
   // Adds to `sums` what the rule sums over a variable; nothing is changed.
   template <int num_sums>
-  __device__ __forceinline__ void add_terms(const SlotTables* tables,
-                                            const float (&gradient)[lane_codes], int count,
+  __device__ __forceinline__ void add_terms(const float (&gradient)[lane_codes], int count,
                                             const ScalarsOf<Program>& scalars,
                                             float (&sums)[num_sums]) const {
 #pragma unroll
     for (int i = 0; i < lane_codes; ++i) {
       float slot[slot_capacity<Program>];
-      decode_element(tables, i, slot);
+      decode_element(i, slot);
       float terms[num_sums];
       Program::terms(static_cast<float>(var[i]), gradient[i], slot, scalars, terms);
 #pragma unroll
@@ -360,8 +367,7 @@ struct CodedState {
 
   // Every lane of the block must call it.
   __device__ __forceinline__ void store_to(const CodedTarget<Program>& target, bool is_packed,
-                                           const SlotTables* tables, const LanePart& part,
-                                           const Lanes& lanes) const {
+                                           const LanePart& part, const Lanes& lanes) const {
     store_lane<Caching::normal>(target.var + part.begin, part.count, is_packed, var);
     if constexpr (Program::num_averages > 0) {
       store_lane<Caching::evict_first>(target.average + part.begin, part.count, is_packed, average);
@@ -369,8 +375,8 @@ struct CodedState {
 #pragma unroll
     for (int k = Program::num_averages; k < Program::num_slots; ++k) {
       LaneCodes encoded;
-      const float scale = encode_lane<Codes>(k - Program::num_averages, tables, slots[k],
-                                             largest[k], lanes, encoded);
+      const float scale =
+          encode_lane<Codes>(k - Program::num_averages, slots[k], largest[k], lanes, encoded);
       store_codes(target.codes.of[k] + part.begin, part.count, is_packed, encoded);
       if (lanes.lane == 0) __stcs(target.scales.of[k] + part.block, scale);
     }

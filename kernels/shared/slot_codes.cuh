@@ -4,8 +4,11 @@
 #include "element.cuh"
 #include "math.cuh"
 
-#if !defined(__CUDACC__)
+#if defined(__CUDACC__)
+#define GPUOPT_CONSTANT __device__ const
+#else
 #include <cstring>
+#define GPUOPT_CONSTANT static const
 #endif
 
 namespace gpuopt {
@@ -23,12 +26,20 @@ constexpr int num_places = (23 << 7) + 1;
 constexpr unsigned int first_bits = (127 - 23) << 23;
 constexpr int signed_zero = 127;
 
-// Mirrors `SlotTables` in gpuopt/rules/slot_codes.py: the number of each code, and for each place
-// what is added to a magnitude's bits so that those from `code_shift` on are its code.
+// What a map looks up: the number of each code, and for each place what is added to a magnitude's
+// bits so that those from `code_shift` on are its code. `SlotTables` in gpuopt/rules/slot_codes.py
+// writes the constants of this type that a program needs.
 struct SlotTables {
   float values[256];
   unsigned int steps[num_places];
 };
+
+// Where a loop looks them up: the constant itself, or a copy that `prepare_tables` makes.
+// codecs.hpp and coded_blocks.cuh define these.
+template <const SlotTables& tables>
+GPUOPT_INLINE const SlotTables& looked_up();
+template <const SlotTables& tables>
+GPUOPT_INLINE void prepare_tables();
 
 // Divides numbers of a block, which are not above its scale, by the scale. Quotients from 2^-24 on
 // have the bits of a division: for one correction of what is within a unit in the last place, see
@@ -68,21 +79,21 @@ GPUOPT_INLINE unsigned int upper_half(unsigned int bits) {
 
 // The codes of one map: of numbers of both signs, or of the others. Each codec of blocks has such a
 // struct:
-//   num_maps    how many of the `SlotTables` it needs,
 //   has_sign    whether stored numbers may be below 0,
+//   prepare     prepares the tables that it needs,
 //   decode      returns the number of a code, given its block's scale,
 //   to_store    returns what is stored of a slot's number, before it is divided by the block's
 //               scale; it is not finite if the number is not,
 //   encode      returns the code of a magnitude of at most 1, with the sign of the number, in the
 //               eight bits from `code_shift` on; lower bits have no meaning.
-template <int coding>
+template <int coding, const SlotTables& tables>
 struct ByteCode {
   static constexpr bool has_sign = coding == coding_signed;
-  static constexpr int map = has_sign ? 0 : 1;
-  static constexpr int num_maps = map + 1;
 
-  GPUOPT_INLINE static float decode(const SlotTables* tables, int code, float scale) {
-    const float value = tables[map].values[code] * scale;
+  GPUOPT_INLINE static void prepare() { prepare_tables<tables>(); }
+
+  GPUOPT_INLINE static float decode(int code, float scale) {
+    const float value = looked_up<tables>().values[code] * scale;
     return coding == coding_roots ? value * value : value;
   }
 
@@ -95,12 +106,12 @@ struct ByteCode {
     return bits < bits_of_minus_infinity ? 0 : stored;  // 0 of finite numbers below 0, and of -0
   }
 
-  GPUOPT_INLINE static int encode(const SlotTables* tables, float magnitude, bool is_below_0) {
+  GPUOPT_INLINE static int encode(float magnitude, bool is_below_0) {
     unsigned int bits;
     memcpy(&bits, &magnitude, sizeof bits);
     bits = bits > first_bits ? bits : first_bits;
     const int place = static_cast<int>(upper_half(bits)) - static_cast<int>(first_bits >> 16);
-    const int code = static_cast<int>(bits + tables[map].steps[place]);
+    const int code = static_cast<int>(bits + looked_up<tables>().steps[place]);
     if (!has_sign || !is_below_0) return code;
     constexpr int one = 1 << code_shift;
     const int below = 2 * signed_zero * one + (one - 1) - code;
@@ -112,36 +123,35 @@ struct ByteCode {
 // unrolled.
 template <class Code, class... Others>
 struct CodesOf {
-  static constexpr int num_maps =
-      Code::num_maps > CodesOf<Others...>::num_maps ? Code::num_maps : CodesOf<Others...>::num_maps;
-
+  GPUOPT_INLINE static void prepare() {
+    Code::prepare();
+    CodesOf<Others...>::prepare();
+  }
   GPUOPT_INLINE static bool has_sign(int slot) {
     return slot == 0 ? Code::has_sign : CodesOf<Others...>::has_sign(slot - 1);
   }
-  GPUOPT_INLINE static float decode(int slot, const SlotTables* tables, int code, float scale) {
-    return slot == 0 ? Code::decode(tables, code, scale)
-                     : CodesOf<Others...>::decode(slot - 1, tables, code, scale);
+  GPUOPT_INLINE static float decode(int slot, int code, float scale) {
+    return slot == 0 ? Code::decode(code, scale)
+                     : CodesOf<Others...>::decode(slot - 1, code, scale);
   }
   GPUOPT_INLINE static float to_store(int slot, float value) {
     return slot == 0 ? Code::to_store(value) : CodesOf<Others...>::to_store(slot - 1, value);
   }
-  GPUOPT_INLINE static int encode(int slot, const SlotTables* tables, float magnitude,
-                                  bool is_below_0) {
-    return slot == 0 ? Code::encode(tables, magnitude, is_below_0)
-                     : CodesOf<Others...>::encode(slot - 1, tables, magnitude, is_below_0);
+  GPUOPT_INLINE static int encode(int slot, float magnitude, bool is_below_0) {
+    return slot == 0 ? Code::encode(magnitude, is_below_0)
+                     : CodesOf<Others...>::encode(slot - 1, magnitude, is_below_0);
   }
 };
 template <class Code>
 struct CodesOf<Code> {
-  static constexpr int num_maps = Code::num_maps;
-
+  GPUOPT_INLINE static void prepare() { Code::prepare(); }
   GPUOPT_INLINE static bool has_sign(int) { return Code::has_sign; }
-  GPUOPT_INLINE static float decode(int, const SlotTables* tables, int code, float scale) {
-    return Code::decode(tables, code, scale);
+  GPUOPT_INLINE static float decode(int, int code, float scale) {
+    return Code::decode(code, scale);
   }
   GPUOPT_INLINE static float to_store(int, float value) { return Code::to_store(value); }
-  GPUOPT_INLINE static int encode(int, const SlotTables* tables, float magnitude, bool is_below_0) {
-    return Code::encode(tables, magnitude, is_below_0);
+  GPUOPT_INLINE static int encode(int, float magnitude, bool is_below_0) {
+    return Code::encode(magnitude, is_below_0);
   }
 };
 

@@ -27,13 +27,13 @@ _CPP = """\
 namespace gpuopt {
 struct StepsCode {
   static constexpr bool has_sign = true;
-  static constexpr int num_maps = 0;
 
-  GPUOPT_INLINE static float decode(const SlotTables*, int code, float scale) {
+  GPUOPT_INLINE static void prepare() {}
+  GPUOPT_INLINE static float decode(int code, float scale) {
     return static_cast<float>(code - 100) * 0.0625f * scale;
   }
   GPUOPT_INLINE static float to_store(float value) { return value; }
-  GPUOPT_INLINE static int encode(const SlotTables*, float magnitude, bool is_below_0) {
+  GPUOPT_INLINE static int encode(float magnitude, bool is_below_0) {
     const int steps = static_cast<int>(magnitude * 16.0f);
     return (is_below_0 ? 100 - steps : 100 + steps) << code_shift;
   }

@@ -9,13 +9,13 @@ import numpy as np
 
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import ROW_THREADS, lanes_per_block
-from gpuopt.backends.cuda.launcher import Launch, to_device
+from gpuopt.backends.cuda.launcher import Launch
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.sorted_tables import Table
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches
 from gpuopt.backends.cuda.structs import Arrays
 from gpuopt.backends.cuda.workspace import Workspace
-from gpuopt.rules.slot_codes import BLOCK, packed_tables
+from gpuopt.rules.slot_codes import BLOCK
 
 
 class CodedLaunches(SparseLaunches):
@@ -34,9 +34,6 @@ class CodedLaunches(SparseLaunches):
         lanes = lanes_per_block(self._kind.tables.width)
         return self._tables.blocks(num_rows * self._blocks_per_row(), lanes)
 
-    def _words(self) -> Any:
-        return to_device(self._launcher, packed_tables().view(np.uint32))
-
     def _bind_update(
         self, workspace: Workspace, touched: Any, arguments: Mapping[str, Any]
     ) -> Launch:
@@ -49,7 +46,6 @@ class CodedLaunches(SparseLaunches):
             ROW_THREADS,
             **arguments,
             touched=touched,
-            words=self._words(),
         )
 
     def _bind_others(
@@ -67,6 +63,5 @@ class CodedLaunches(SparseLaunches):
             row_width=self._kind.tables.width,
             **scalars,
             touched=touched,
-            words=self._words(),
             refused=refused,
         )

@@ -13,7 +13,7 @@ from gpuopt.backends.cuda.launch_shapes import LANE_CODES, lanes_per_block
 from gpuopt.backends.cuda.launcher import Launch, to_device
 from gpuopt.backends.cuda.mixed import Storage
 from gpuopt.backends.cuda.summed_launch import SummedLaunch
-from gpuopt.rules.slot_codes import BLOCK, packed_tables
+from gpuopt.rules.slot_codes import BLOCK
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -50,7 +50,6 @@ class CodedPlan(DensePlan):
         self, rule: UpdateRule, storage: Storage, scalars: dict[str, Any], refused: Any
     ) -> Launch | SummedLaunch:
         arguments = self._arguments(rule, refused)
-        arguments["words"] = to_device(self._launcher, packed_tables().view(np.uint32))
         update = kernels.coded_update(rule, self.codecs.coded, storage)
         if rule.sums:
             forms = kernels.sum_coded_terms(rule, self.codecs.coded, storage), update

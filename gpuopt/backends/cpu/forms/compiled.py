@@ -16,7 +16,6 @@ from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.row_groups import RowGroups, group_rows
 from gpuopt.codecs import Cast, Codec, Codecs, Plain
 from gpuopt.rules.rounded import BFLOAT16
-from gpuopt.rules.slot_codes import packed_tables
 from gpuopt.rules.sources import kernel_root
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -35,10 +34,6 @@ _SOURCE = """
 using Rule = {functor};
 using Real = {real};
 using Update = gpuopt::Update<Rule, Real, {codecs}>;
-
-extern "C" void set_slot_tables(const gpuopt::SlotTables* tables) {{
-  gpuopt::slot_tables = tables;
-}}
 """
 
 # The function that a library exports. Each walk is a library, as most rules need only one.
@@ -298,9 +293,7 @@ def _library(
     name = f"{rule.name}-{real if is_plain else 'stored'}-{walk}"
     library = build(name, source + _WALKS[walk], rule.include_folders)
     if library is not None:
-        getattr(library, f"update_{walk}").restype = library.set_slot_tables.restype = None
-        if codecs.have_blocks:
-            library.set_slot_tables(address_of(packed_tables()))
+        getattr(library, f"update_{walk}").restype = None
     return library
 
 

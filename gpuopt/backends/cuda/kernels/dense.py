@@ -113,7 +113,6 @@ def _of_coded_update(
             **_CHUNKS,
             "groups": GROUPS,
             **given_scalars(rule, storage, True),
-            "words": UINT32S,
             **more,
             "refused": REFUSED,
         },

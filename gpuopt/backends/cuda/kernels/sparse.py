@@ -134,7 +134,6 @@ def update_coded_rows(
             **_of_sorted_rows(coded_arrays(rule), storage, key),
             **given_scalars(rule, storage, True),
             "touched": _TOUCHED,
-            "words": UINT32S,
             "refused": REFUSED,
         },
         program(rule, storage, True, Key=CPP_TYPES[key], Codes=cpp_codes(codecs)),
@@ -154,7 +153,6 @@ def update_other_coded_rows(
         {
             "arrays": coded_arrays(rule),
             **_of_other_rows(rule, storage, has_groups),
-            "words": UINT32S,
             "refused": REFUSED,
         },
         program(rule, storage, has_groups, Codes=cpp_codes(codecs)),
