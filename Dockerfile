@@ -5,7 +5,7 @@
 #   docker build --target demo|bench|test -t gpuopt:NAME . && docker run --rm --gpus all gpuopt:NAME
 # The sdist and the wheel of a release, into a folder:
 #   docker build --target dist --output dist .
-# EXTRA is the extras of pyproject.toml that are installed:
+# EXTRA is the extras of pyproject.toml that are installed beside losses, checkpoints and command:
 #   --build-arg EXTRA=plots               without a GPU: leaves out the 2 GB of CUDA's wheels
 #   --build-arg EXTRA=cuda13,plots,bench  with torch and optax, for the benchmark to compare with
 # constraints.txt has the version of each package. A change of source builds the last layers alone: no
@@ -22,7 +22,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     python3 -m venv /opt/venv \
  && pip install --upgrade --constraint constraints.txt pip
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python3 -c "import os, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; print(*p['dependencies'], *sum((e[x] for x in os.environ['EXTRA'].split(',') if x), []), sep='\n')" > /tmp/requirements.txt \
+    python3 -c "import os, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; print(*p['dependencies'], *sum((e[x] for x in ['losses', 'checkpoints', 'command', *filter(None, os.environ['EXTRA'].split(','))]), []), sep='\n')" > /tmp/requirements.txt \
  && pip install --constraint constraints.txt --requirement /tmp/requirements.txt
 
 FROM ${BASE} AS package

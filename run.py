@@ -51,6 +51,8 @@ class Task(NamedTuple):
     last: str = ""
 
 
+# What all environments have of the extras.
+EXTRAS = "losses", "checkpoints", "command"
 # Groups that cannot be in one environment with others.
 BESIDE = {"cuda12-smoke", "cupy13-smoke", "openmpi", "mpich", "peers", "thinc8", "thinc9"}
 # The threads of numpy's and torch's libraries would wait for cores that other processes use.
@@ -236,7 +238,8 @@ def set_up(folder: Path, needs: Sequence[str]) -> None:
     missing = [name for name in (*cuda, *needs, "gpuopt") if name not in done]
     if missing:
         print(f"installing {' '.join(missing)}", flush=True)
-        install(folder, ["--editable", str(ROOT), *requirements([*cuda, *needs])])
+        every = requirements([*EXTRAS, *cuda, *needs])
+        install(folder, ["--editable", str(ROOT), *every])
         ready.write_text("\n".join([*done, *missing]))
 
 

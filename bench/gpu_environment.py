@@ -21,12 +21,14 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distributions, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 _OLDEST_PYTHON = (3, 11)
 _FOR_TESTS = ("pytest", "pytest-xdist", "pytest-benchmark", "hypothesis")
+_EXTRAS = ("losses", "checkpoints", "command")
 # Never installed: the machine's own are used, which may have one of these names.
 _OWN = {
     "numpy": ("numpy",),
@@ -70,7 +72,9 @@ def requirements() -> list[str]:
     settings = _settings()
     of_tests = settings["dependency-groups"]["test"]
     chosen = [each for each in of_tests if _name_of(each) in _FOR_TESTS]
-    return [*settings["project"]["dependencies"], *chosen]
+    project = settings["project"]
+    extras = map(project["optional-dependencies"].__getitem__, _EXTRAS)
+    return [*project["dependencies"], *chain(*extras), *chosen]
 
 
 def requirements_of_the_machine() -> list[str]:

@@ -24,6 +24,7 @@ from gpuopt.demo.settings import DEFAULT_NAMES, NAMES
 from gpuopt.demo.train import BATCH_SIZE, DEFAULT_STEPS, train
 from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
+from gpuopt.extras import import_for
 from gpuopt.info import describe
 
 _EPILOG = """\
@@ -118,6 +119,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         environment.settings()
     except ValueError as error:
+        parser.error(str(error))
+    try:
+        if options.command is not None:
+            import_for(f"gpuopt {options.command}'s tables", "rich", "command")
+        if options.command == "demo":
+            import_for("gradients of a loss", "autograd", "losses")
+    except ModuleNotFoundError as error:
         parser.error(str(error))
     if options.command == "demo":
         if options.ranks != "workers" and (options.replicas_to_aggregate or 1) > options.workers:

@@ -2,13 +2,13 @@
 
 import sys
 from functools import cache
-from importlib import import_module
 
 from gpuopt.autodiff.engine import Engine
 from gpuopt.autodiff.lookup import embedding_lookup
 from gpuopt.autodiff.registration import is_hips_autograd, register_with_autograd
 from gpuopt.autodiff.torch_engine import with_torch
 from gpuopt.autodiff.user_gradients import with_gradients
+from gpuopt.extras import import_for
 from gpuopt.locks import importing
 
 __all__ = ["Engine", "embedding_lookup", "engine_of", "with_gradients", "with_torch"]
@@ -46,7 +46,7 @@ def _check_autograd() -> None:
     Raises:
         ImportError: there is none, or another package has its name.
     """
-    autograd = import_module("autograd")
+    autograd = import_for("gradients of a loss", "autograd", "losses")
     if not is_hips_autograd():
         raise ImportError(
             'the gradients of a loss are computed by HIPS autograd, and "autograd" is '

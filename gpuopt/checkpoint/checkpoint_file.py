@@ -30,6 +30,7 @@ from gpuopt.checkpoint.file_format import (
     new_checksum,
 )
 from gpuopt.errors import CheckpointError
+from gpuopt.extras import import_for
 from gpuopt.locks import importing
 
 Array = np.ndarray[Any, Any]
@@ -263,9 +264,7 @@ def open_checkpoint(path: Path) -> Iterator[CheckpointFile]:
 @cache
 def _safetensors() -> Any:
     with importing:  # once; see `file_format`
-        import safetensors
-
-    return safetensors
+        return import_for("checkpoints", "safetensors", "checkpoints")
 
 
 def _refuse_special_file(path: Path, mode: int) -> None:

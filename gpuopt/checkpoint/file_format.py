@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.extras import import_for
 from gpuopt.locks import importing
 
 Array = np.ndarray[Any, Any]
@@ -67,6 +68,4 @@ def _xxh3_64() -> Any:
     # Imported once, so that a signal handler may wait for the save of another thread: it could not
     # if it had stopped its own thread in the middle of an import.
     with importing:
-        from xxhash import xxh3_64
-
-    return xxh3_64
+        return import_for("checkpoints", "xxhash", "checkpoints").xxh3_64

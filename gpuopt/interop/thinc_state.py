@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from gpuopt.backends import new_storage, to_device
 from gpuopt.device import Device, device_of
+from gpuopt.extras import import_for
 from gpuopt.interop.thinc_updates import Array, Key
 from gpuopt.variables.undo import Undo, all_or_nothing
 
@@ -21,7 +21,7 @@ _ABOUT = "about"
 # The optimizer's dictionaries of arrays.
 _KINDS = ("mom1", "mom2", "averages")
 # JSON that is nested very deeply is a RecursionError.
-_DAMAGED = (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def save_state(optimizer: Any, num_steps: int, models: Sequence[Any]) -> bytes:
@@ -54,7 +54,9 @@ def save_state(optimizer: Any, num_steps: int, models: Sequence[Any]) -> bytes:
         for key, array in (getattr(optimizer, kind) or {}).items()
         if key in counts
     }
-    return save({**arrays, _ABOUT: np.frombuffer(json.dumps(about).encode(), np.uint8)})
+    described = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    saved: bytes = _safetensors().save({**arrays, _ABOUT: described})
+    return saved
 
 
 def load_state(optimizer: Any, data: bytes, models: Sequence[Any], num_steps: int) -> int:
@@ -119,6 +121,9 @@ def load_state(optimizer: Any, data: bytes, models: Sequence[Any], num_steps: in
 
 def _read(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns a state's arrays, and what it says of them; raises ValueError if it is damaged."""
+    load = _safetensors().load
+    from safetensors import SafetensorError
+
     try:
         arrays = load(data)
         about = json.loads(arrays.pop(_ABOUT).tobytes())
@@ -130,9 +135,13 @@ def _read(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
         score = about["last_score"]
         if score is not None and [type(each) in (int, float) for each in score] != [True, True]:
             raise ValueError("its last score is not a step and a number")
-    except _DAMAGED as error:
+    except (SafetensorError, *_DAMAGED) as error:
         raise ValueError(f"no state of a Thinc optimizer, or damaged: {error}") from None
     return arrays, about
+
+
+def _safetensors() -> ModuleType:
+    return import_for("the bytes of an optimizer", "safetensors.numpy", "thinc")
 
 
 def _nodes(models: Iterable[Any]) -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for, gpu_backends, profiling_range, watching
 from gpuopt.device import Device
+from gpuopt.extras import import_for
 from gpuopt.locks import Lock
 from gpuopt.state.slot_codecs import has_master
 from gpuopt.state.state import State
@@ -135,12 +136,16 @@ class Report:
         return self.bandwidth(device) / rate if rate else 0.0
 
     def tables(self) -> list[Table]:
-        """Returns the report as tables of `rich`: of devices, launches, and variables."""
-        from rich.table import Table  # takes long to import
+        """Returns the report as tables of `rich`: of devices, launches, and variables.
+
+        Raises:
+            ModuleNotFoundError: rich is not installed.
+        """
+        table_class = import_for("tables of a report", "rich.table", "command").Table
 
         tables = []
         for title, header, rows in self._contents():
-            table = Table(title=title, title_justify="left")
+            table = table_class(title=title, title_justify="left")
             for number, name in enumerate(header):
                 table.add_column(name, justify="right" if number >= len(header) - 3 else "left")
             for row in rows:

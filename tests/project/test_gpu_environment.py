@@ -10,9 +10,12 @@ import tomllib
 import venv
 import zipfile
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pytest
+
+from run import EXTRAS
 
 pytestmark = pytest.mark.internal
 
@@ -182,5 +185,8 @@ def test_fetched_wheels_are_of_the_projects_own_requirements_without_numpy(tmp_p
 
 
 def test_what_is_fetched_is_what_the_project_depends_on() -> None:
-    names = {each.split(">")[0] for each in PROJECT["project"]["dependencies"]}
+    project = PROJECT["project"]
+    extras = map(project["optional-dependencies"].get, EXTRAS)
+    needed = chain(project["dependencies"], *extras)
+    names = {each.split(">")[0] for each in needed}
     assert names == RUNTIME

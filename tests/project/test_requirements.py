@@ -112,3 +112,47 @@ def test_steps_and_states_need_numpy_and_ml_dtypes_alone() -> None:
     hidden = {"GPUOPT_HIDDEN": "autograd,rich,safetensors,xxhash"}
     path = {"PYTHONPATH": f"{TESTS / 'support'}:{TESTS.parent}"}
     subprocess.run([sys.executable, "-c", STEPS], env={**os.environ, **hidden, **path}, check=True)
+
+
+CALLS_OF_EXTRAS = """
+import sys
+
+import hidden_packages
+import numpy as np
+import pytest
+
+import gpuopt
+from gpuopt.__main__ import main
+
+w = gpuopt.Variable(np.ones(3, np.float32), name="w")
+optimizer = gpuopt.GradientDescentOptimizer(0.1)
+with optimizer.report() as report:
+    optimizer.apply_gradients([(w.numpy(), w)])
+calls = [
+    ("autograd", "losses", lambda: optimizer.minimize(lambda: np.sum(w * w))),
+    ("(xxhash|safetensors)", "checkpoints", lambda: gpuopt.Saver([w]).save(sys.argv[1])),
+    ("rich", "command", report.tables),
+]
+for package, extra, call in calls:
+    with pytest.raises(ModuleNotFoundError, match=f'need {package}, .* the extra "{extra}"'):
+        call()
+assert w.numpy().tolist() == [np.float32(0.9)] * 3
+assert main(["info"]) == 0
+main(["demo"])
+"""
+
+
+def test_what_needs_a_package_of_an_extra_names_both_and_changes_nothing(tmp_path: Path) -> None:
+    hidden = {"GPUOPT_HIDDEN": "autograd,rich,safetensors,xxhash"}
+    path = {"PYTHONPATH": f"{TESTS / 'support'}:{TESTS.parent}"}
+    finished = subprocess.run(
+        [sys.executable, "-c", CALLS_OF_EXTRAS, str(tmp_path / "saved")],
+        env={**os.environ, **hidden, **path},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 2, finished.stderr
+    assert 'tables need rich, which is not installed: pip install rich, or the extra "command"' in (
+        finished.stderr
+    )
+    assert not list(tmp_path.iterdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,7 @@ def test_the_image_installs_one_version_of_what_the_package_and_its_tests_need(c
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
     needed = [*project["dependencies"], *extras[cuda], *extras["plots"]]
+    needed += chain(*map(extras.get, run.EXTRAS))
     needed += extras["bench"] if cuda == "cuda13" else []
     needed += [*PYPROJECT["dependency-groups"]["test"], *PYPROJECT["build-system"]["requires"]]
     for requirement in map(Requirement, needed):

@@ -92,7 +92,8 @@ def install_built(python: str, is_oldest: bool, folder: Path) -> tuple[str, Path
     """
     settings = tomllib.loads((run.ROOT / "pyproject.toml").read_text())
     built_with, project = settings["build-system"]["requires"], settings["project"]
-    bounded = [*built_with, *project["dependencies"], *project["optional-dependencies"]["plots"]]
+    extras = [*run.EXTRAS, "plots"]
+    bounded = [*built_with, *project["dependencies"], *run.requirements(extras)]
     environment, constraints = folder / "venv", folder / "constraints.txt"
     oldest = [*map(oldest_version, bounded), *OF_THEIR_TIME]
     constraints.write_text("\n".join(oldest) if is_oldest else "")
@@ -102,7 +103,7 @@ def install_built(python: str, is_oldest: bool, folder: Path) -> tuple[str, Path
     target = ["--target", "sdist", "--directory", str(folder)]
     run.call([installed, "-m", "hatchling", "build", *target])
     [sdist] = folder.glob("*.tar.gz")
-    package = ["--no-build-isolation", f"{sdist}[plots]", *run.requirements(["test"])]
+    package = ["--no-build-isolation", f"{sdist}[{','.join(extras)}]", *run.requirements(["test"])]
     run.install(environment, ["--constraint", str(constraints), *package])
     shutil.unpack_archive(sdist, folder)
     unpacked = folder / sdist.name.removesuffix(".tar.gz")
