@@ -436,9 +436,13 @@ class SaysHow(OwnDecay):
 def test_a_users_rule_decays_by_a_scalar_of_this_name_or_says_how() -> None:
     w = Variable(np.float32([8]), name="w")
     pairs = [(np.zeros(1, np.float32), w)]
-    with pytest.raises(TypeError, match="takes no scalar weight_decay"):
-        OwnDecay(1.0, 0.25, decay_variables="matrices").apply_gradients(pairs)
-    assert w.numpy() == 8
+    # Of another type, it would be updated before.
+    first = Variable(np.float64([[8]]), name="first")
+    with pytest.raises(TypeError, match='"w" does not decay, .* takes no scalar weight_decay'):
+        OwnDecay(1.0, 0.25, decay_variables="matrices").apply_gradients(
+            [(np.ones((1, 1)), first), *pairs]
+        )
+    assert w.numpy() == first.numpy() == 8
     SaysHow(1.0, 0.25, decay_variables="matrices").apply_gradients(pairs)
     assert w.numpy() == 8
     OwnDecay(1.0, 0.25).apply_gradients(pairs)

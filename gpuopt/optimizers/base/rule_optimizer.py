@@ -580,9 +580,19 @@ class RuleOptimizer(Optimizer):
         Args:
             variable: The variable.
             listed: See `StepRequest.decaying`, also for the methods below.
+
+        Raises:
+            TypeError: the variable does not decay, and the rule has no scalar that could be 0.
         """
-        num_groups = 1 + len(self.groups)
-        return self._group_of(variable) + num_groups * self._variant_of(variable, listed)
+        variant = self._variant_of(variable, listed)
+        is_default = type(self)._scalars_of_variant is RuleOptimizer._scalars_of_variant
+        if variant and is_default and WEIGHT_DECAY not in self.rule.scalars:
+            raise TypeError(
+                f'decay_variables: "{variable.name}" does not decay, and the rule '
+                f'"{self.rule.name}" takes no scalar {WEIGHT_DECAY} that could be 0 for it: name '
+                "it so, or override _scalars_of_variant"
+            )
+        return self._group_of(variable) + (1 + len(self.groups)) * variant
 
     def _variant_of(self, variable: Variable, listed: Listed = None) -> int:
         """Returns 0 for a variable with its group's own scalars, 1 for one that does not decay."""
@@ -592,16 +602,7 @@ class RuleOptimizer(Optimizer):
         return self._decaying is None or self._decaying.has(variable)
 
     def _scalars_of_variant(self, variant: int, scalars: Scalars) -> Scalars:
-        """Returns a group's scalars for those of its variables that `_variant_of` returns it for.
-
-        Raises:
-            TypeError: the rule has no scalar that could be 0 instead.
-        """
-        if WEIGHT_DECAY not in scalars:
-            raise TypeError(
-                f'decay_variables: the rule "{self.rule.name}" takes no scalar {WEIGHT_DECAY} that '
-                f"could be 0 for some variables: name it so, or override _scalars_of_variant"
-            )
+        """Returns a group's scalars for those of its variables that `_variant_of` returns it for."""
         return {**scalars, WEIGHT_DECAY: scalars[WEIGHT_DECAY].dtype.type(0)}
 
     def _scalars_of_groups(
