@@ -438,7 +438,7 @@ def test_a_users_rule_decays_by_a_scalar_of_this_name_or_says_how() -> None:
     pairs = [(np.zeros(1, np.float32), w)]
     # Of another type, it would be updated before.
     first = Variable(np.float64([[8]]), name="first")
-    with pytest.raises(TypeError, match='"w" does not decay, .* takes no scalar weight_decay'):
+    with pytest.raises(TypeError, match=r'"w" does not decay, .* takes no scalar weight_decay'):
         OwnDecay(1.0, 0.25, decay_variables="matrices").apply_gradients(
             [(np.ones((1, 1)), first), *pairs]
         )

@@ -602,7 +602,7 @@ class RuleOptimizer(Optimizer):
         return self._decaying is None or self._decaying.has(variable)
 
     def _scalars_of_variant(self, variant: int, scalars: Scalars) -> Scalars:
-        """Returns a group's scalars for those of its variables that `_variant_of` returns it for."""
+        """Returns a group's scalars for those of its variables with this `_variant_of`."""
         return {**scalars, WEIGHT_DECAY: scalars[WEIGHT_DECAY].dtype.type(0)}
 
     def _scalars_of_groups(
