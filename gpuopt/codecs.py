@@ -93,22 +93,18 @@ class Codec(ABC):
         A codec whose numbers are updated in place writes only its other arrays.
         """
 
-    def forms(
-        self, shape: tuple[int, ...], start: float = 0.0, *, by_rows: bool = False
-    ) -> list[Form]:
+    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
         """Returns the forms of new arrays for the numbers of a slot.
 
         Args:
             shape: That of the numbers.
-            start: What they start with; ignored where there are blocks: they start with 0.
-            by_rows: Whether blocks end at rows, if there are blocks.
+            start: What they start with.
         """
         raise NotImplementedError
 
-    def new_arrays(self, values: Array, *, by_rows: bool = False) -> Sequence[Array]:
-        """Returns new arrays that store numbers; see `forms`."""
-        forms = self.forms(values.shape, by_rows=by_rows)
-        arrays = [np.empty(form.shape, form.dtype) for form in forms]
+    def new_arrays(self, values: Array) -> Sequence[Array]:
+        """Returns new arrays that store numbers."""
+        arrays = [np.empty(form.shape, form.dtype) for form in self.forms(values.shape)]
         if not self.is_decoded:
             np.copyto(arrays[0], values, casting="unsafe")
         self.encode(values, arrays)
@@ -140,9 +136,7 @@ class Plain(Codec):
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         pass
 
-    def forms(
-        self, shape: tuple[int, ...], start: float = 0.0, *, by_rows: bool = False
-    ) -> list[Form]:
+    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
         return [Form(shape, self.real, start)]
 
 
@@ -169,9 +163,7 @@ class Cast(Codec):
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         np.copyto(arrays[0], values.reshape(arrays[0].shape), casting="unsafe")
 
-    def forms(
-        self, shape: tuple[int, ...], start: float = 0.0, *, by_rows: bool = False
-    ) -> list[Form]:
+    def forms(self, shape: tuple[int, ...], start: float = 0.0) -> list[Form]:
         return [Form(shape, self.stored, start)]
 
 
@@ -215,9 +207,14 @@ class Split(Codec):
 
 
 class Coded(Codec):
-    """Codes in 8 bits, and the scale of each block of them; see `CodedValues`."""
+    """Codes in 8 bits, and the scale of each block of them; see `CodedValues`.
+
+    Attributes:
+        ends_at_rows: Whether blocks may end at rows, as those that sparse gradients update do.
+    """
 
     num_arrays = 2
+    ends_at_rows: bool = True
     is_decoded = has_blocks = True
     dtypes = np.dtype(np.uint8), _FLOAT
 
@@ -277,12 +274,24 @@ class Coded(Codec):
     def forms(
         self, shape: tuple[int, ...], start: float = 0.0, *, by_rows: bool = False
     ) -> list[Form]:
+        """Returns the forms of new codes and scales, whose numbers are 0.
+
+        Args:
+            shape: That of the numbers.
+            start: Ignored.
+            by_rows: Whether blocks end at rows.
+        """
         of_scales = scales_shape(shape, by_rows=by_rows)
         of_codes, real = self.dtypes
         return [Form(shape, of_codes, self.zero), Form(of_scales, real, 0.0)]
 
     def new_arrays(self, values: Array, *, by_rows: bool = False) -> CodedValues:
-        """Returns the nearest codes and their scales; numbers that are not finite become 0."""
+        """Returns the nearest codes and their scales; numbers that are not finite become 0.
+
+        Args:
+            values: The numbers.
+            by_rows: See `forms`.
+        """
         stored = np.array(values, np.float32)
         stored[~np.isfinite(stored)] = 0
         forms = self.forms(values.shape, by_rows=by_rows)
@@ -300,6 +309,7 @@ class Byte(Coded):
     """
 
     coding: Coding
+    ends_at_rows: bool = True
     map = "dynamic"
 
     @property

@@ -19,7 +19,7 @@ from gpuopt.near_names import find_near
 from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.rounded import BFLOAT16, rounded
-from gpuopt.rules.slot_codes import BLOCK
+from gpuopt.rules.slot_codes import BLOCK, scales_name
 from gpuopt.rules.stage import Place
 from gpuopt.rules.staged import StagedRule
 from gpuopt.rules.update_rule import UpdateRule
@@ -176,7 +176,7 @@ def _rule_of(optimizer: RuleOptimizer, dtype: np.dtype[Any]) -> UpdateRule:
     """Returns the rule of a step that updates variables of a dtype by dense gradients."""
     rule = optimizer.rule
     if optimizer.averages is not None:
-        rule = averaged_rule(rule, dtype, optimizer.masters)
+        rule = averaged_rule(rule, dtype, optimizer.slot_codecs.masters)
     if optimizer.rounding is not None and optimizer.rounding.rounds(dtype):
         rule = rounded(rule)
     return rule if optimizer.clips is None else clipped(rule)
@@ -224,12 +224,13 @@ def _arrays(
     if optimizer.averages is not None:
         [average] = optimizer.averages.of([variable])
         rows.append(("average", average.dtype, how(average.dtype)))
-    coded = {} if optimizer.slot_codes is None else optimizer.slot_codes.stored
+    coded = optimizer.slot_codecs.coded
     for name, slot in zip(optimizer._stored_slots(), target.slots, strict=True):
         what = how(slot.dtype)
         if name in coded:
-            codec = coded[name]
-            what = f"a scale for {BLOCK} codes" if codec is None else f"codes of {codec.meaning}"
+            what = f"codes of {coded[name].meaning}"
+        elif name in map(scales_name, coded):
+            what = f"a scale for {BLOCK} codes"
         if name in optimizer.rule.row_slots:
             what += ", one number a row"
         rows.append((name, slot.dtype, what))

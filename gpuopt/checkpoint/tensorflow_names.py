@@ -109,13 +109,12 @@ def _owner(
     optimizer: Optimizer, scope: str, variables: Mapping[str, Variable], present: frozenset[str]
 ) -> _Owner:
     described = optimizer.state.describe()
-    codes = described.slot_codecs.codes
-    slot_names = described.slot_names if codes is None else list(codes.codecs)
-    if slot_names is None:
+    if described.slot_names is None:
         raise ValueError(
             f"{described.optimizer} does not say which slots it has, so they cannot be found by "
             "TensorFlow's names; use load_state_dict"
         )
+    slot_names = described.slot_codecs.without_scales(described.slot_names)
     kind = tuple((scope, f"/{described.op_name(name)}") for name in slot_names)
     if not any(_slot(each, variable) in present for each in kind for variable in variables):
         # A `name_scope`, other than a `variable_scope`, is no part of slots' names.

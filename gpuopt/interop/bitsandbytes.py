@@ -164,8 +164,7 @@ def optimizer_to_bitsandbytes(optimizer: Optimizer, variables: Sequence[Any]) ->
     import torch
 
     form = next((each for each in _FORMS.values() if each.optimizer is type(optimizer)), None)
-    codes = getattr(optimizer, "slot_codes", None)
-    if form is None or codes is None or codes.form != "bitsandbytes":
+    if form is None or optimizer.slot_codecs.slot_form != "bitsandbytes":
         raise ValueError(
             f"{type(optimizer).__name__} has no counterpart in bitsandbytes: give it a TorchAdamW, "
             'Lion or Momentum with slot_bits=8 and slot_form="bitsandbytes"'

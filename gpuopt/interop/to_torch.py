@@ -63,14 +63,15 @@ def optimizer_to_torch(
     export = _EXPORTS.get(type(optimizer))
     if export is None:
         raise ValueError(f"{type(optimizer).__name__} has no counterpart in torch.optim")
-    if optimizer.masters is not None:
+    codecs = optimizer.slot_codecs
+    if codecs.masters is not None:
         raise ValueError(
-            f'"{optimizer.get_name()}" has masters={optimizer.masters!r}, and torch\'s optimizers '
+            f'"{optimizer.get_name()}" has masters={codecs.masters!r}, and torch\'s optimizers '
             "keep no master copies: export a run of float32 variables"
         )
-    if optimizer.slot_dtype is not None:
+    if codecs.slot_dtype is not None:
         raise ValueError(
-            f'"{optimizer.get_name()}" has slot_dtype="{optimizer.slot_dtype}", and torch\'s '
+            f'"{optimizer.get_name()}" has slot_dtype="{codecs.slot_dtype}", and torch\'s '
             "optimizers keep states in the types of parameters: load its state_dict into an "
             "optimizer without slot_dtype, and export that"
         )

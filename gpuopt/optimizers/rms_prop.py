@@ -85,6 +85,8 @@ class RMSPropOptimizer(RuleOptimizer):
         name: str = "RMSProp",
         **common: Unpack[Additions],
     ) -> None:
+        if centered:
+            self.rule = centered_rms_prop
         super().__init__(
             {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
@@ -92,8 +94,6 @@ class RMSPropOptimizer(RuleOptimizer):
             momentum=momentum,
             epsilon=epsilon,
         )
-        if centered:
-            self.rule = centered_rms_prop
 
     def _initial_slot_values(self) -> Mapping[str, float]:
         return {**super()._initial_slot_values(), "rms": 1.0}

@@ -10,10 +10,10 @@ import numpy as np
 
 from gpuopt.backends.backend import compute_type
 from gpuopt.choices import is_one_of
-from gpuopt.codecs import Byte, Codec, Coded, Form, codec_of
+from gpuopt.codecs import Byte, Codec, Coded, Form, Split, codec_of
+from gpuopt.computed_once import computed_once
 from gpuopt.quietly import quietly
 from gpuopt.rules.slot_codes import BLOCK, Coding, scales_name
-from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
@@ -48,85 +48,63 @@ class CodedForm(NamedTuple):
 # By the value of the option `slot_form`.
 CODED_FORMS: dict[SlotForm, CodedForm] = {
     "root": CodedForm(Byte(Coding.SIGNED), Byte(Coding.ROOTS)),
-    "bitsandbytes": CodedForm(Byte(Coding.SIGNED), Byte(Coding.SQUARES)),
+    "bitsandbytes": CodedForm(
+        Byte(Coding.SIGNED, ends_at_rows=False), Byte(Coding.SQUARES, ends_at_rows=False)
+    ),
 }
-_CODED = {codec.name: codec for form in CODED_FORMS.values() for codec in form}
-_MAPS = sorted({codec.map for codec in _CODED.values()})
 # Of what a state says about itself.
 _BITS, _BLOCK, _MAP, _CODINGS = "slot_bits", "slot_block", "slot_map", "slot_codings"
 _FORM, _MASTERS, _DTYPE = "slot_form", "masters", "slot_dtype"
 
 
-class SlotCodes(NamedTuple):
-    """How an optimizer's slots are stored in 8 bits.
+class SlotCodecs(dict[str, Codec]):
+    """The codecs of those slots that have one of their own, by name; nothing changes them.
 
-    Attributes:
-        form: The option.
-        codecs: The codec of each slot.
+    Master copies are the slot `MASTER`. All other slots have the type of their variable, or of its
+    master copy.
     """
 
-    form: SlotForm
-    codecs: dict[str, Coded]
-
-    @property
-    def stored(self) -> dict[str, Coded | None]:
-        """The names that state has, in order; None as the codec of those of scales."""
-        return {**self.codecs, **dict.fromkeys(map(scales_name, self.codecs))}
-
-
-def slot_codes(rule: UpdateRule, form: SlotForm) -> SlotCodes:
-    """Returns how the slots of a rule are stored in 8 bits.
-
-    Raises:
-        ValueError: the form is unknown, or the rule does not say that all its slots may be.
-    """
-    if not is_one_of(form, CODED_FORMS):
-        raise ValueError(f"slot_form must be one of {list(CODED_FORMS)}, got {form!r}")
-    others = [name for name in rule.slots if name not in rule.eight_bit]
-    if others or not rule.slots:
-        has = f"has the slots {others}, which are not stored in 8 bits" if others else "has none"
-        raise ValueError(f"slot_bits=8 is for slots, and the rule {rule.name} {has}")
-    numbers, squares = CODED_FORMS[form]
-    return SlotCodes(
-        form, {name: squares if name in rule.squares else numbers for name in rule.slots}
-    )
-
-
-class SlotCodecs(NamedTuple):
-    """How an optimizer stores its slots.
-
-    Attributes:
-        codes: How they are stored in 8 bits; None if they are not.
-        masters: What master copies of 16-bit variables are; None if there are none.
-        dtype: The type of all slots; None if they have that of their variables, or of their master
-            copies.
-    """
-
-    codes: SlotCodes | None = None
-    masters: Masters | None = None
-    dtype: np.dtype[Any] | None = None
-
-    @property
+    @computed_once
     def coded(self) -> dict[str, Coded]:
-        """The codec of each slot in 8 bits."""
-        return {} if self.codes is None else self.codes.codecs
+        """The codecs of slots in 8 bits."""
+        return {name: codec for name, codec in self.items() if isinstance(codec, Coded)}
+
+    @computed_once
+    def masters(self) -> Masters | None:
+        """What master copies of 16-bit variables are; None if there are none."""
+        if MASTER not in self:
+            return None
+        return "remainder" if isinstance(self[MASTER], Split) else "float32"
+
+    @property
+    def slot_dtype(self) -> np.dtype[Any] | None:
+        """The type of slots that are one array each, with a type of its own; None without such."""
+        types = [
+            codec.dtypes[0] for name, codec in self.items() if name not in (*self.coded, MASTER)
+        ]
+        return types[0] if types else None
+
+    @property
+    def slot_form(self) -> SlotForm | None:
+        """The option that slots in 8 bits are stored by; None without such."""
+        codecs = {*self.coded.values()}
+        return next((name for name in CODED_FORMS if codecs & {*CODED_FORMS[name]}), None)
 
     def of(self, slot_name: str, dtype: np.dtype[Any]) -> Codec:
-        """Returns the codec of a slot.
-
-        Args:
-            slot_name: The slot.
-            dtype: The variable's.
-        """
-        if self.codes is not None:
-            return self.codes.codecs[slot_name]
-        own = None if slot_name == MASTER else self.dtype
-        real = np.dtype(compute_type(dtype))
-        return codec_of(kept_dtype(dtype, self.masters) if own is None else own, real)
+        """Returns the codec of a slot of a variable of this type; not of a master copy."""
+        if slot_name in self:
+            return self[slot_name]
+        return codec_of(kept_dtype(dtype, self.masters), np.dtype(compute_type(dtype)))
 
     def array_names(self, slot_names: Iterable[str]) -> list[str]:
-        """Lists the names that a state has for the arrays of all slots, in order."""
-        return list(slot_names) if self.codes is None else list(self.codes.stored)
+        """Lists the names that a state has for the arrays of slots, in order."""
+        names = list(slot_names)
+        return [*names, *(scales_name(name) for name in names if name in self.coded)]
+
+    def without_scales(self, names: Iterable[str]) -> list[str]:
+        """Leaves out, of a state's names of arrays, those of scales."""
+        scales = {*map(scales_name, self.coded)}
+        return [name for name in names if name not in scales]
 
     def form(
         self,
@@ -146,41 +124,39 @@ class SlotCodecs(NamedTuple):
             start: What the slot starts with; ignored in 8 bits.
             by_rows: Whether blocks of codes end at rows, if there are rows.
         """
-        if self.codes is None:
-            return self.of(name, dtype).forms(shape, start)[0]
-        forms: dict[str, Form] = {}
-        for slot_name, codec in self.codes.codecs.items():
-            arrays = codec.forms(shape, by_rows=by_rows and len(shape) > 0)
-            forms.update(zip((slot_name, scales_name(slot_name)), arrays, strict=True))
-        return forms[name]
+        for slot_name, codec in self.coded.items():
+            if name in (slot_name, scales_name(slot_name)):
+                of_codes, of_scales = codec.forms(shape, by_rows=by_rows and len(shape) > 0)
+                return of_codes if name == slot_name else of_scales
+        return self.of(name, dtype).forms(shape, start)[0]
 
     def check_types(self, variables: Sequence[Variable]) -> None:
         """Raises TypeError for variables whose slots would lose most of their digits."""
         for variable in variables:
-            if variable.dtype == np.float64 and self.codes is not None:
+            if variable.dtype == np.float64 and self.coded:
                 raise TypeError(
                     f'slot_bits=8: "{variable.name}" is float64, and its slots would have two '
                     "digits: use float32, or an optimizer with slot_bits=32 for it"
                 )
-            if variable.dtype == np.float64 and self.dtype is not None:
+            if variable.dtype == np.float64 and self.slot_dtype is not None:
                 raise TypeError(
-                    f'slot_dtype="{self.dtype}": "{variable.name}" is float64, and its slots would '
-                    "lose most of their digits: use float32, or an optimizer without slot_dtype "
-                    "for it"
+                    f'slot_dtype="{self.slot_dtype}": "{variable.name}" is float64, and its slots '
+                    "would lose most of their digits: use float32, or an optimizer without "
+                    "slot_dtype for it"
                 )
 
     def described(self) -> dict[str, Any]:
         """Returns what a saved state says about its slots."""
         said: dict[str, Any] = {}
-        if self.codes is not None:
-            form = self.codes.form
+        if self.coded:
             codings = {name: each.name for name, each in self.coded.items()}
-            said = {_BITS: 8, _BLOCK: BLOCK, _MAP: CODED_FORMS[form].numbers.map}
-            said |= {_FORM: form, _CODINGS: codings}
+            [slot_map] = {each.map for each in self.coded.values()}
+            said = {_BITS: 8, _BLOCK: BLOCK, _MAP: slot_map, _FORM: self.slot_form}
+            said[_CODINGS] = codings
         if self.masters is not None:
             said[_MASTERS] = self.masters
-        if self.dtype is not None:
-            said[_DTYPE] = self.dtype.name
+        if self.slot_dtype is not None:
+            said[_DTYPE] = self.slot_dtype.name
         return said
 
 
@@ -215,7 +191,7 @@ def stored_as_here(
     given = saved["hyperparameters"]
     said: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     here = optimizer.slot_codecs
-    if here == SlotCodecs() and not any(map(said.get, (_CODINGS, _MASTERS, _DTYPE))):
+    if not here and not any(map(said.get, (_CODINGS, _MASTERS, _DTYPE))):
         return saved
     slots = {name: dict(by_variable) for name, by_variable in saved["slots"].items()}
     copies = slots.get(MASTER, {}) if said.get(_MASTERS) else {}
@@ -228,7 +204,7 @@ def stored_as_here(
             dtype = variables[name].dtype if name in variables else np.dtype(np.float32)
             codec = here.of(slot_name, dtype)
             is_apart = slot_name in decoded or bool(said.get(_DTYPE))
-            is_apart_here = here.dtype is not None
+            is_apart_here = slot_name in here
             if here.masters is None:
                 is_apart |= name in copies
             else:
@@ -261,12 +237,13 @@ def _decode(
     if theirs is None:
         return []
     found = [said.get(name) for name in (_BITS, _BLOCK, _MAP)]
-    is_known = found[:2] == [8, BLOCK] and is_one_of(found[2], _MAPS)
+    maps = sorted({codec.map for codec in _known_codecs().values()})
+    is_known = found[:2] == [8, BLOCK] and is_one_of(found[2], maps)
     if not is_known or not isinstance(theirs, Mapping):
         raise ValueError(
             f"the saved slots are of {found[0]!r} bits, in blocks of {found[1]!r} by the map "
             f"{found[2]!r}; this version of gpuopt reads those of 8 bits, in blocks of {BLOCK} "
-            f"by the map {' or '.join(map(repr, _MAPS))}"
+            f"by the map {' or '.join(map(repr, maps))}"
         )
     ours = {name: each.name for name, each in here.coded.items()}
     others = [name for name in theirs if ours.get(name) != theirs[name]]
@@ -286,9 +263,10 @@ def decoded_array(codes: Any, scales: Any, coding: str, what: str) -> Array:
     """
     arrays = np.asarray(codes), np.asarray(scales)
     shape, by_rows = arrays[0].shape, arrays[0].ndim > 0 and arrays[1].ndim == 2
-    if coding not in _CODED:
-        raise ValueError(f"{what} has the coding {coding!r}; known are {sorted(_CODED)}")
-    codec = _CODED[coding]
+    known = _known_codecs()
+    if coding not in known:
+        raise ValueError(f"{what} has the coding {coding!r}; known are {sorted(known)}")
+    codec = known[coding]
     expected = [(form.shape, form.dtype) for form in codec.forms(shape, by_rows=by_rows)]
     if [(each.shape, each.dtype) for each in arrays] != expected:
         raise ValueError(
@@ -296,3 +274,8 @@ def decoded_array(codes: Any, scales: Any, coding: str, what: str) -> Array:
             f"{describe(codes)} and scales {describe(scales)}"
         )
     return codec.numbers(arrays)
+
+
+def _known_codecs() -> dict[str, Coded]:
+    """Returns the codecs of slots in 8 bits, by the names that saved states have for them."""
+    return {codec.name: codec for form in CODED_FORMS.values() for codec in form}

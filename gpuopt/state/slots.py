@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.codecs import Codec
+from gpuopt.codecs import Coded
 from gpuopt.device import Device
 from gpuopt.rules.slot_codes import scales_name
 from gpuopt.state.slot_codecs import SlotCodecs, decoded_array
@@ -29,7 +29,7 @@ class CodedSlot:
         codec: How they store the slot's numbers.
     """
 
-    def __init__(self, codes: Variable, scales: Variable, codec: Codec) -> None:
+    def __init__(self, codes: Variable, scales: Variable, codec: Coded) -> None:
         self.name = codes.name
         self.codes = codes
         self.scales = scales
@@ -92,7 +92,7 @@ def coded_slot(
     scales = state.slot(variable, scales_name(slot_name))
     if codes is None or scales is None:
         return None
-    return CodedSlot(codes, scales, codecs.of(slot_name, variable.dtype))
+    return CodedSlot(codes, scales, codecs.coded[slot_name])
 
 
 def create_slots(

@@ -508,7 +508,7 @@ def _check_slot(
     slot = state.slot(variable, slot_name)
     what = f'slot "{slot_name}" of "{name}"'
     described = state.describe()
-    if slot is not None and not (is_known and described.slot_codecs.codes):
+    if slot is not None and not (is_known and described.slot_codecs.coded):
         check_fits(value, what, slot.shape, slot.dtype)
     elif is_known:
         shape, dtype = variable.shape, variable.dtype

@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars
 from gpuopt.quietly import quietly
-from gpuopt.state.slot_codecs import Masters, SlotCodecs, SlotCodes
+from gpuopt.state.slot_codecs import SlotCodecs
 from gpuopt.state.state import Range, SlotTable, State
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.rounding import StochasticRounding
@@ -26,24 +26,14 @@ class Hooks:
 
     Attributes:
         state: The optimizer's slots and other variables.
-        slot_codes: How slots are stored in 8 bits; None if they are not.
-        masters: What master copies of 16-bit variables are; None if there are none.
-        slot_dtype: The type of all slots; None if they have that of their variables, or of their
-            master copies.
+        slot_codecs: How slots are stored.
         rounding: How bfloat16 numbers are rounded stochastically; None if they are not.
     """
 
     state: State
-    slot_codes: SlotCodes | None = None
-    masters: Masters | None = None
-    slot_dtype: np.dtype[Any] | None = None
+    slot_codecs: SlotCodecs = SlotCodecs()
     rounding: StochasticRounding | None = None
     _name: str
-
-    @property
-    def slot_codecs(self) -> SlotCodecs:
-        """How slots are stored."""
-        return SlotCodecs(self.slot_codes, self.masters, self.slot_dtype)
 
     # What a subclass overrides.
 

@@ -12,7 +12,7 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.codecs import Codecs
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.slot_codecs import Masters, SlotCodecs, SlotCodes
+from gpuopt.state.slot_codecs import SlotCodecs
 from gpuopt.step.averages import FollowingAverages
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.known import KnownGroups
@@ -37,14 +37,9 @@ class RuleOptimizer(HookOptimizer, Protocol):
     clips: GradientClips | None
     averages: FollowingAverages | None
     row_checks: RowChecks
-    slot_codes: SlotCodes | None
-    masters: Masters | None
-    slot_dtype: np.dtype[Any] | None
+    slot_codecs: SlotCodecs
     rounding: StochasticRounding | None
     this_thread: ThisThread
-
-    @property
-    def slot_codecs(self) -> SlotCodecs: ...
 
     def _all_non_slot_names(self) -> list[str]: ...
 

@@ -17,7 +17,6 @@ from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.state.masters import check_variables, master_or_own
-from gpuopt.state.slot_codecs import SlotCodes
 from gpuopt.state.slots import create_slots, end_blocks_at_rows
 from gpuopt.state.state import Created
 from gpuopt.step.averages import StepAverages
@@ -165,8 +164,8 @@ class RuleUpdates:
         refuse_shared_memory(variables, [*slots, *([] if counter is None else [counter])])
 
     def create_slots(self, of_part: bool = False) -> None:
-        codes = self._optimizer.slot_codes
-        tables = [] if codes is None else self._tables_with_codes(codes)
+        codecs = self._optimizer.slot_codecs
+        tables = self._tables_with_codes() if codecs.coded else []
         unknown = [part for part in self._parts if part.group is None]
         if not unknown:
             return
@@ -178,14 +177,15 @@ class RuleUpdates:
             variables = [v for part in unknown for v in part.variables()]
             new = [each for each in variables if not state.slots_of(each)]
             self._optimizer._check_groups(variables)
-            if self._optimizer.masters is not None:
-                check_variables(state, variables, self._optimizer.masters)
-            self._optimizer.slot_codecs.check_types(variables)
-            if self._optimizer.rounding is not None and self._optimizer.masters is None:
+            if codecs.masters is not None:
+                check_variables(state, variables, codecs.masters)
+            codecs.check_types(variables)
+            if self._optimizer.rounding is not None and codecs.masters is None:
                 check_not_float16(variables)
             if tables:
                 shape_of = self._optimizer.rule.slot_shape
-                create = partial(create_slots, state, tables, {}, shape_of, by_rows=True)
+                starts = dict.fromkeys(codecs.coded, 0.0)
+                create = partial(create_slots, state, tables, starts, shape_of, by_rows=True)
                 self.created += state.collect_created(create)
             self.created += state.collect_created(lambda: self._optimizer._create_slots(variables))
             for part in unknown:
@@ -211,22 +211,23 @@ class RuleUpdates:
                     bool(self._optimizer._all_non_slot_names()),
                 )
 
-    def _tables_with_codes(self, codes: SlotCodes) -> list[Variable]:
+    def _tables_with_codes(self) -> list[Variable]:
         """Returns the variables with sparse gradients; their slots, if made, have blocks of rows.
 
         Raises:
             NotImplementedError: the form has none such.
         """
         tables = [part.variables()[0] for part in self._parts if part.is_sparse]
-        if tables and codes.form == "bitsandbytes":
+        codecs = self._optimizer.slot_codecs
+        if tables and not all(codec.ends_at_rows for codec in codecs.coded.values()):
             raise NotImplementedError(
                 f'the gradient of "{tables[0].name}" is IndexedSlices, and slots in 8 bits of the '
-                'form "bitsandbytes" have blocks that end at no rows: give slot_form="root"'
+                f'form "{codecs.slot_form}" have blocks that end at no rows: give slot_form="root"'
             )
         state = self._optimizer.state
         version = state.version.number
         for table in tables:
-            end_blocks_at_rows(state, table, self._optimizer.slot_codecs)
+            end_blocks_at_rows(state, table, codecs)
         if state.version.number != version:
             for part in self._parts:
                 part.group = None
@@ -291,7 +292,7 @@ class RuleUpdates:
     def _follow(self, averages: StepAverages, variables: Sequence[Variable]) -> None:
         """Moves averages that rules do not move."""
         values = variables
-        if self._optimizer.masters is not None:
+        if self._optimizer.slot_codecs.masters is not None:
             values = [master_or_own(self._optimizer.state, each) for each in variables]
         if self.gpu_decides is None:
             averages.follow(variables, values, self._optimizer.row_checks)

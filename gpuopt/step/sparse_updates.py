@@ -133,7 +133,7 @@ def apply_as_dense(
     """
     for part, batch in unit:
         [variable] = part.variables()
-        dtype = kept_dtype(variable.dtype, optimizer.masters)
+        dtype = kept_dtype(variable.dtype, optimizer.slot_codecs.masters)
         batch.backend.apply_dense(
             rule,
             batch.plan,

@@ -109,3 +109,21 @@ def test_slots_are_stored_as_the_codec_says(
     said = optimizer.state_dict({"w": variable})["hyperparameters"]
     assert said["slot_codings"] == {"momentum": "sixteenths"}
     assert said["slot_map"] == "steps"
+
+
+def test_a_saved_state_is_decoded_and_encoded_by_the_codec(steps: dict[str, Any]) -> None:
+    random, shape = np.random.default_rng(1), (3, 300)
+    gradient = np.asarray(random.normal(size=shape), np.float32)
+    stored = as_stored(gradient, by_rows=False)
+    variable = Variable(np.zeros(shape, np.float32), name="w")
+    coded = gpuopt.MomentumOptimizer(0.5, 0.75, **steps)
+    coded.apply_gradients([(gradient, variable)])
+    plain = gpuopt.MomentumOptimizer(0.5, 0.75)
+    plain.load_state_dict(coded.state_dict({"w": variable}), {"w": variable})
+    slot: Any = plain.get_slot(variable, "momentum")
+    np.testing.assert_array_equal(slot.numpy(), stored)
+    slot.assign(gradient)
+    again = gpuopt.MomentumOptimizer(0.5, 0.75, **steps)
+    again.load_state_dict(plain.state_dict({"w": variable}), {"w": variable})
+    slot = again.get_slot(variable, "momentum")
+    np.testing.assert_array_equal(slot.numpy(), stored)

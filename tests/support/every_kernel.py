@@ -17,6 +17,7 @@ from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.mixed import SPLIT, Mixed, Storage
 from gpuopt.codecs import Coded
+from gpuopt.optimizers.base.slot_options import coded_slots
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.cautious import cautious
@@ -27,7 +28,7 @@ from gpuopt.rules.rounded import rounded
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.staged import StagedRule
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.slot_codecs import SlotForm, slot_codes
+from gpuopt.state.slot_codecs import SlotForm
 
 IS_FULL = bool(os.environ.get("GPUOPT_ALL_KERNELS"))
 
@@ -197,7 +198,7 @@ def kernels_of_measured_inputs() -> list[Kernel]:
 
 def coded(rule: UpdateRule, form: SlotForm = "root") -> tuple[Coded, ...]:
     """Returns the codecs of a rule's slots in 8 bits."""
-    return tuple(slot_codes(rule, form).codecs.values())
+    return tuple(coded_slots(rule, form).values())
 
 
 def kernels_of_codes() -> list[Kernel]:

@@ -12,7 +12,7 @@ from gpuopt.optimizer import OnNonfinite, Optimizer
 from gpuopt.optimizers.base.decaying import DecayVariables
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
-from gpuopt.optimizers.base.slot_bits import SlotBits
+from gpuopt.optimizers.base.slot_options import SlotBits
 from gpuopt.state.slot_codecs import Masters, SlotDtype, SlotForm
 from gpuopt.step.averages import MovingAverages
 

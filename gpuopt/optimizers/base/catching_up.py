@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Protocol
 
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.slot_codecs import SlotCodecs
 
 _OF_SLOTS_ROUNDED_ONCE = "steps that rows make at once would be of slots that are rounded once"
 
@@ -14,9 +15,7 @@ class _Optimizer(Protocol):
     """What `checked_catch_up` asks for of a `RuleOptimizer`."""
 
     rule_of_other_rows: ClassVar[UpdateRule | None]
-    slot_codes: Any
-    masters: Any
-    slot_dtype: Any
+    slot_codecs: SlotCodecs
     rounding: Any
 
 
@@ -41,13 +40,14 @@ def checked_catch_up(given: CatchUpOption, optimizer: _Optimizer) -> CatchUpOpti
             else f"updates other rows by {other_rows.name}, which has no `unnamed`"
         )
         raise ValueError(f"catch_up={given!r}: {type(optimizer).__name__} {why}")
+    codecs = optimizer.slot_codecs
     contradicting = {
-        "slot_bits=8": (optimizer.slot_codes, _OF_SLOTS_ROUNDED_ONCE),
-        f"masters={optimizer.masters!r}": (
-            optimizer.masters,
+        "slot_bits=8": (codecs.slot_form, _OF_SLOTS_ROUNDED_ONCE),
+        f"masters={codecs.masters!r}": (
+            codecs.masters,
             "rows that are behind are not rounded to 16 bits when they catch up",
         ),
-        "slot_dtype": (optimizer.slot_dtype, _OF_SLOTS_ROUNDED_ONCE),
+        "slot_dtype": (codecs.slot_dtype, _OF_SLOTS_ROUNDED_ONCE),
         "stochastic_rounding": (
             optimizer.rounding,
             "steps that rows make at once would be rounded once",

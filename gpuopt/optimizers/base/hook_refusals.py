@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 # By the attribute that says whether an option is on: what is missing there, and what to do.
@@ -10,9 +11,9 @@ _MISSING = {
     "clips": (
         "which clip_norm and clip_value do not reach: clip by hand, with gpuopt.clip_by_global_norm"
     ),
-    "slot_codes": "which has no slots in 8 bits: leave slot_bits=8 out",
-    "masters": "which has no master copies: leave masters out",
-    "slot_dtype": "whose slots have its variable's type: leave slot_dtype out",
+    "slot_codecs.slot_form": "which has no slots in 8 bits: leave slot_bits=8 out",
+    "slot_codecs.masters": "which has no master copies: leave masters out",
+    "slot_codecs.slot_dtype": "whose slots have its variable's type: leave slot_dtype out",
     "rounding": "which is rounded to nearest: leave stochastic_rounding out",
 }
 
@@ -20,7 +21,7 @@ _MISSING = {
 def refuse_options(optimizer: Any) -> None:
     """Raises NotImplementedError if an option of a `RuleOptimizer` is on that hooks do not know."""
     for attribute, why in _MISSING.items():
-        if getattr(optimizer, attribute) is not None:
+        if attrgetter(attribute)(optimizer) is not None:
             raise NotImplementedError(
                 f"{type(optimizer).__name__} overrides a hook that updates one variable at a time, "
                 f"{why}"

@@ -5,22 +5,16 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-import numpy as np
-
 from gpuopt.rules.rounded import BFLOAT16
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.slot_codecs import Masters, SlotCodes
+from gpuopt.state.slot_codecs import SlotCodecs
 from gpuopt.step.rounding import StochasticRounding
 
 _MOST_SEEDS = 2**63
 
 
 def checked_rounding(
-    seed: Any,
-    rule: UpdateRule,
-    slot_codes: SlotCodes | None,
-    masters: Masters | None,
-    slot_dtype: np.dtype[Any] | None,
+    seed: Any, rule: UpdateRule, slot_codecs: SlotCodecs
 ) -> StochasticRounding | None:
     """Returns the rounding with a seed; None if there is no seed.
 
@@ -37,6 +31,7 @@ def checked_rounding(
         )
     if not 0 <= int(seed) < _MOST_SEEDS:
         raise ValueError(f"stochastic_rounding must be a seed from 0 to 2^63 - 1, got {seed}")
+    masters, slot_dtype = slot_codecs.masters, slot_codecs.slot_dtype
     problem = ""
     if rule.row_slots:
         problem = (
@@ -52,7 +47,7 @@ def checked_rounding(
         problem = (
             f'with slot_dtype="{slot_dtype}": leave one of them out, or give slot_dtype="bfloat16"'
         )
-    elif slot_codes is not None:
+    elif slot_codecs.coded:
         problem = "with slot_bits=8: codes are rounded to nearest. Leave one of them out"
     if problem:
         raise ValueError(f"stochastic_rounding={seed} cannot be had {problem}")

@@ -28,14 +28,9 @@ from gpuopt.optimizers.base.decaying import Decaying
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hook_refusals import refuse_options
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
-from gpuopt.optimizers.base.mixed_precision import checked_masters
 from gpuopt.optimizers.base.numbers_by_count import unknown_hyperparameter
 from gpuopt.optimizers.base.rounding import checked_rounding
-from gpuopt.optimizers.base.slot_bits import (
-    LARGEST_SCALE,
-    slot_codes_of,
-)
-from gpuopt.optimizers.base.slot_dtype import checked_slot_dtype
+from gpuopt.optimizers.base.slot_options import slot_codecs_of
 from gpuopt.optimizers.base.updated_arrays import checked_slot, target_of
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
@@ -68,6 +63,8 @@ _logger = logging.getLogger("gpuopt")
 
 # For tables of at least this height, a warning mentions the cost of updating every row.
 _TALL_TABLE_ROWS = 1_000_000
+# Of slots in 8 bits: all that are finite.
+_LARGEST_SCALE = float(np.finfo(np.float32).max)
 
 WEIGHT_DECAY = "weight_decay"
 
@@ -227,18 +224,17 @@ class RuleOptimizer(Optimizer):
         arguments, ours = with_defaults(common, type(self))
         self._grouping = Groups(ours.pop("groups"))
         super().__init__(**arguments)
-        bits, form = ours.pop("slot_bits"), ours.pop("slot_form")
-        self.slot_codes = slot_codes_of(bits, form, self.rule, type(self).__name__)
-        self.slot_dtype = checked_slot_dtype(ours.pop("slot_dtype"), self.rule, self.slot_codes)
-        self.masters = checked_masters(ours.pop("masters"), self.slot_codes)
-        self.rounding = checked_rounding(
-            ours.pop("stochastic_rounding"),
+        self.slot_codecs = slot_codecs_of(
             self.rule,
-            self.slot_codes,
-            self.masters,
-            self.slot_dtype,
+            type(self).__name__,
+            slot_bits=ours.pop("slot_bits"),
+            slot_form=ours.pop("slot_form"),
+            slot_dtype=ours.pop("slot_dtype"),
+            masters=ours.pop("masters"),
         )
-        self.averages = following(ours.pop("averages"), self.masters)
+        seed = ours.pop("stochastic_rounding")
+        self.rounding = checked_rounding(seed, self.rule, self.slot_codecs)
+        self.averages = following(ours.pop("averages"), self.slot_codecs.masters)
         decay_variables = ours.pop("decay_variables")
         sums_inputs = bool(self.rule.degrees)
         clipping, self.clips = clipping_of(**ours, groups=self._grouping, sums_inputs=sums_inputs)
@@ -452,16 +448,13 @@ class RuleOptimizer(Optimizer):
         With `slot_bits=8` it is a `CodedSlot`, which type checkers are not told: it reads as
         float32, takes `assign`, and has the Variables `codes` and `scales`.
         """
-        codes = self.slot_codes
-        if codes is None or name not in codes.codecs:
+        if name not in self.slot_codecs.coded:
             return super().get_slot(var, name)
         coded: Any = coded_slot(self.state, as_variable(var), name, self.slot_codecs)
         return cast("Variable | None", coded)
 
     def get_slot_names(self) -> list[str]:
-        names = super().get_slot_names()
-        codes = self.slot_codes
-        return names if codes is None else [name for name in names if name in codes.codecs]
+        return self.slot_codecs.without_scales(super().get_slot_names())
 
     def _stored_slots(self) -> Sequence[str]:
         """Returns the names that state has for what the rule's slots are stored in, in order."""
@@ -474,11 +467,13 @@ class RuleOptimizer(Optimizer):
         return [ROUNDED_STEPS] if self.rounding is None else []
 
     def _new_slot_rows(self, slot_name: str) -> NewRows:
-        if slot_name == MASTER and self.masters is not None:
+        if slot_name == MASTER and self.slot_codecs.masters is not None:
             return MASTER
-        if self.slot_codes is not None:
-            codec = self.slot_codes.stored.get(slot_name)
-            return 0.0 if codec is None else float(codec.zero)
+        coded = self.slot_codecs.coded
+        if slot_name in coded:
+            return float(coded[slot_name].zero)
+        if slot_name in map(scales_name, coded):
+            return 0.0
         return self._initial_slot_values().get(slot_name)
 
     def _all_slot_names(self) -> list[str]:
@@ -488,11 +483,13 @@ class RuleOptimizer(Optimizer):
         return self.rule.row_slots
 
     def _state_ranges(self) -> Mapping[str, Range]:
-        if self.slot_codes is not None:
-            scales = map(scales_name, self.slot_codes.codecs)
-            return dict.fromkeys(scales, Range(0.0, LARGEST_SCALE))
-        of_rounding = {} if self.rounding is None else self.rounding.ranges
-        return {**dict.fromkeys(self.rule.squares, Range(0.0, np.inf)), **of_rounding}
+        coded = self.slot_codecs.coded
+        squares = [name for name in self.rule.squares if name not in coded]
+        return {
+            **dict.fromkeys(map(scales_name, coded), Range(0.0, _LARGEST_SCALE)),
+            **dict.fromkeys(squares, Range(0.0, np.inf)),
+            **({} if self.rounding is None else self.rounding.ranges),
+        }
 
     def _hyperparameters_to_save(self) -> dict[str, Any]:
         groups = zip(self._grouping, self.groups, strict=True)
@@ -545,7 +542,7 @@ class RuleOptimizer(Optimizer):
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
         create_slots(self.state, var_list, self._initial_slot_values(), self.rule.slot_shape)
         for variable in var_list:
-            if self.masters is not None and has_master(variable.dtype):
+            if self.slot_codecs.masters is not None and has_master(variable.dtype):
                 create_master(self.state, variable)
         if self.rounding is not None:
             first = min(var_list, key=attrgetter("name"))

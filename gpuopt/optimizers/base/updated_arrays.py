@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+import numpy as np
 
 from gpuopt.backends import Target
 from gpuopt.backends.backend import codecs_of
-from gpuopt.codecs import Codecs, MasterAndCopy, Split
-from gpuopt.optimizers.base.slot_bits import check_coded_blocks, check_coded_slot
+from gpuopt.codecs import Codecs, MasterAndCopy
+from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.masters import SplitPair, paired
 from gpuopt.state.slot_codecs import MASTER, SlotCodecs, has_master
 from gpuopt.state.state import State
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
+
+_FLOAT = np.dtype(np.float32)
 
 
 class _Optimizer(Protocol):
@@ -38,24 +42,24 @@ def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[I
         Its array, or its master copy's, its slots', and beside a master copy the variable itself,
         or the remainder; whose they are; and how they are stored.
     """
-    codes, masters, _ = optimizer.slot_codecs
-    slots = [checked_slot(optimizer, variable, name) for name in optimizer._stored_slots()]
-    arrays = [slot.unread_storage for slot in slots]
-    identities = [variable.identity, *(slot.identity for slot in slots)]
+    stored = optimizer.slot_codecs
+    names = optimizer._stored_slots()
+    slots = {name: checked_slot(optimizer, variable, name) for name in names}
+    _check_coded_blocks({name: slots[name] for name in map(scales_name, stored.coded)}, variable)
+    arrays = [slot.unread_storage for slot in slots.values()]
+    identities = [variable.identity, *(slot.identity for slot in slots.values())]
     target = Target(variable.unread_storage, arrays)
-    if codes is not None:
-        check_coded_blocks(codes, slots, variable)
-        own = codecs_of(target._replace(slots=[])).var
-        return target, identities, Codecs(own, tuple(codes.codecs.values()))
     codecs = codecs_of(target)
-    if masters is None or not has_master(variable.dtype):
+    own = zip(optimizer.rule.slots, codecs.slots, strict=False)  # without those of scales
+    codecs = Codecs(codecs.var, tuple(stored.coded.get(name, codec) for name, codec in own))
+    if stored.masters is None or not has_master(variable.dtype):
         return target, identities, codecs
     master = checked_slot(optimizer, variable, MASTER)
     identities.append(master.identity)
     kept = paired(optimizer.state, variable, master)
     if isinstance(kept, SplitPair):
         target = target._replace(beside=kept.remainder)
-        return target, identities, Codecs(Split(), codecs.slots)
+        return target, identities, Codecs(stored[MASTER], codecs.slots)
     target = Target(master.unread_storage, arrays, variable.unread_storage)
     return target, identities, Codecs(MasterAndCopy(variable.dtype), codecs.slots)
 
@@ -74,8 +78,8 @@ def checked_slot(optimizer: _Optimizer, variable: Variable, slot_name: str) -> V
             "updates: _create_slots must make it"
         )
     codecs = optimizer.slot_codecs
-    if codecs.codes is not None:
-        check_coded_slot(codecs, slot_name, slot, variable)
+    if slot_name in codecs.array_names(codecs.coded):
+        _check_coded_slot(codecs, slot_name, slot, variable)
         return slot
     what = f'slot "{slot_name}" of "{variable.name}"'
     expected = rule.slot_shape(slot_name, variable.shape)
@@ -87,11 +91,42 @@ def checked_slot(optimizer: _Optimizer, variable: Variable, slot_name: str) -> V
     if slot.device != variable.device:
         raise ValueError(f"{what} is on {slot.device}; the variable is on {variable.device}")
     # The CPU converts slots of another dtype; a kernel's table has one dtype for all.
-    dtype = codecs.form(slot_name, expected, variable.dtype).dtype
-    is_fixed = variable.device.kind == "gpu" or slot_name == MASTER or codecs.dtype is not None
+    is_master = slot_name == MASTER
+    dtype = _FLOAT if is_master else codecs.form(slot_name, expected, variable.dtype).dtype
+    is_fixed = variable.device.kind == "gpu" or slot_name in codecs
     if slot.dtype != dtype and is_fixed:
         whose = "the variable's, " if dtype == variable.dtype else ""
         raise ValueError(
             f"{what} has dtype {slot.dtype}; on {variable.device} it must have {whose}{dtype}"
         )
     return slot
+
+
+def _check_coded_slot(
+    codecs: SlotCodecs, slot_name: str, slot: Variable, variable: Variable
+) -> None:
+    """Raises ValueError if user code has put something else in the place of a slot's codes."""
+    by_rows = slot.ndim == 2
+    shape, dtype, _ = codecs.form(slot_name, variable.shape, variable.dtype, by_rows=by_rows)
+    if (slot.shape, slot.dtype, slot.device) != (shape, dtype, variable.device):
+        raise ValueError(
+            f'slot "{slot_name}" of "{variable.name}" is in 8 bits: it must be {dtype} of shape '
+            f"{shape} on {variable.device}; it is {slot.dtype} of shape {slot.shape} on "
+            f"{slot.device}"
+        )
+
+
+def _check_coded_blocks(scales: Mapping[str, Variable], variable: Variable) -> None:
+    """Raises ValueError unless the blocks of all of a variable's slots are the same.
+
+    Args:
+        scales: Of each slot in 8 bits, by the state's name for them, each for itself as it should
+            be.
+        variable: Whose they are.
+    """
+    of_scales = {name: each.shape for name, each in scales.items()}
+    if len(set(of_scales.values())) > 1:
+        raise ValueError(
+            f'the slots of "{variable.name}" have blocks that end at rows and others that do not: '
+            f"its scales are of shapes {of_scales}. Restore all slots of one state"
+        )

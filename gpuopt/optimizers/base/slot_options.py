@@ -1,0 +1,120 @@
+"""The options by which an optimizer stores its slots, as their codecs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from gpuopt.choices import is_one_of
+from gpuopt.codecs import Codec, Coded, Plain, Split, codec_of
+from gpuopt.rules.rounded import BFLOAT16
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.slot_codecs import CODED_FORMS, MASTER, Masters, SlotCodecs, SlotDtype, SlotForm
+
+SlotBits = Literal[8, 32]
+
+_FLOAT = np.dtype(np.float32)
+_TYPES: dict[str, np.dtype[Any]] = {each.name: each for each in (BFLOAT16, _FLOAT)}
+_OF_MASTERS: dict[str, Codec] = {"float32": Plain(_FLOAT), "remainder": Split()}
+
+
+def slot_codecs_of(
+    rule: UpdateRule,
+    optimizer: str,
+    *,
+    slot_bits: SlotBits,
+    slot_form: SlotForm,
+    slot_dtype: SlotDtype | type[Any] | np.dtype[Any] | None,
+    masters: Masters | type[Any] | np.dtype[Any] | None,
+) -> SlotCodecs:
+    """Returns the codecs of slots that have one of their own.
+
+    Where an option is a type, numpy's type stands for its name.
+
+    Args:
+        rule: The optimizer's.
+        optimizer: Its class's name, for errors.
+        slot_bits: An option of `RuleOptimizer`, as all that follow.
+        slot_form: See above.
+        slot_dtype: See above.
+        masters: See above.
+
+    Raises:
+        ValueError: an option has another value, the rule's slots cannot be stored so, or options
+            do not go together.
+    """
+    codecs = SlotCodecs()
+    if isinstance(slot_bits, bool) or not is_one_of(slot_bits, (8, 32)):
+        raise ValueError(f"slot_bits must be 8 or 32, got {slot_bits!r}")
+    if slot_bits == 8:
+        try:
+            codecs.update(coded_slots(rule, slot_form))
+        except ValueError as error:
+            raise ValueError(f"{optimizer}: {error}") from None
+    elif slot_form != "root":
+        raise ValueError(f"slot_form={slot_form!r} is for slot_bits=8, which is not given")
+    if slot_dtype is not None:
+        codec = codec_of(_checked_slot_dtype(slot_dtype, rule, slot_bits), _FLOAT)
+        codecs.update(dict.fromkeys(rule.slots, codec))
+    if masters is not None:
+        codecs[MASTER] = _OF_MASTERS[_checked_masters(masters, slot_bits)]
+    return codecs
+
+
+def coded_slots(rule: UpdateRule, form: SlotForm) -> dict[str, Coded]:
+    """Returns the codecs of a rule's slots in 8 bits.
+
+    Raises:
+        ValueError: the form is unknown, or the rule does not say that all its slots may be.
+    """
+    if not is_one_of(form, CODED_FORMS):
+        raise ValueError(f"slot_form must be one of {list(CODED_FORMS)}, got {form!r}")
+    others = [name for name in rule.slots if name not in rule.eight_bit]
+    if others or not rule.slots:
+        has = f"has the slots {others}, which are not stored in 8 bits" if others else "has none"
+        raise ValueError(f"slot_bits=8 is for slots, and the rule {rule.name} {has}")
+    numbers, squares = CODED_FORMS[form]
+    return {name: squares if name in rule.squares else numbers for name in rule.slots}
+
+
+def _checked_slot_dtype(given: Any, rule: UpdateRule, slot_bits: SlotBits) -> np.dtype[Any]:
+    name = _name_of_dtype(given)
+    if not is_one_of(name, _TYPES):
+        raise ValueError(f'slot_dtype must be None, "bfloat16" or "float32", got {given!r}')
+    problem = ""
+    if slot_bits == 8:
+        problem = "with slot_bits=8. Leave one of them out"
+    elif not rule.slots:
+        problem = f"of the rule {rule.name}, which has no slots. Leave it out"
+    elif rule.row_slots:
+        problem = (
+            f"of the rule {rule.name}, whose slots {', '.join(rule.row_slots)} have a number for "
+            "each row. Leave it out"
+        )
+    if problem:
+        raise ValueError(f"slot_dtype={given!r} cannot be had {problem}")
+    return _TYPES[name]
+
+
+def _checked_masters(given: Any, slot_bits: SlotBits) -> str:
+    known = get_args(Masters)
+    name: str = _name_of_dtype(given)
+    if not is_one_of(name, known):
+        raise ValueError(f"masters must be None or one of {list(known)}, got {given!r}")
+    if slot_bits == 8:
+        raise ValueError(
+            f"masters={given!r} cannot be had with slot_bits=8: slots beside master copies are "
+            "float32. Leave one of them out"
+        )
+    return name
+
+
+def _name_of_dtype(given: Any) -> Any:
+    """Returns the name of a type, as `np.float32` or `np.dtype("float32")`; all else as it is."""
+    if not isinstance(given, type | np.dtype):  # an array or a number has a type, and is none
+        return given
+    try:
+        return np.dtype(given).name
+    except (TypeError, ValueError):  # it names none
+        return given
