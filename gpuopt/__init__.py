@@ -19,6 +19,7 @@ from gpuopt.errors import CheckpointError as CheckpointError
 from gpuopt.errors import DeadlineExceededError as DeadlineExceededError
 from gpuopt.errors import DeviceUnavailableError as DeviceUnavailableError
 from gpuopt.errors import GpuoptError as GpuoptError
+from gpuopt.errors import SeveralProcessesWarning as SeveralProcessesWarning
 from gpuopt.errors import WorkerFailedError as WorkerFailedError
 from gpuopt.interop import optimizer_from_bitsandbytes as optimizer_from_bitsandbytes
 from gpuopt.interop import optimizer_from_torch as optimizer_from_torch

@@ -168,14 +168,14 @@ def _run_demo(options: argparse.Namespace) -> int:
     if options.ranks:
         try:
             group = MPIGroup()
-        except ImportError as error:
+        except (ImportError, RuntimeError) as error:
             print(f"gpuopt demo: {error}", file=sys.stderr)
             return 1
     else:
-        rank, num_processes = place_in_job()
-        if rank == 0 and num_processes > 1:
+        place = place_in_job()
+        if place.rank == 0 and place.size > 1:
             print(
-                f"gpuopt demo: each of {num_processes} processes trains by itself, and prints its "
+                f"gpuopt demo: each of {place.size} processes trains by itself, and prints its "
                 "own table; with --ranks they train together",
                 file=sys.stderr,
                 flush=True,

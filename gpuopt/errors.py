@@ -7,6 +7,8 @@
     ├── DeviceUnavailableError (also a RuntimeError)
     └── WorkerFailedError (also a RuntimeError)
 
+There is one warning, SeveralProcessesWarning (a UserWarning).
+
 All other errors are built-in types: ValueError for a wrong shape or value, TypeError for a wrong
 type or dtype, IndexError for a row outside a variable, RuntimeError for a wrong call.
 """
@@ -17,6 +19,7 @@ __all__ = [
     "DeadlineExceededError",
     "DeviceUnavailableError",
     "GpuoptError",
+    "SeveralProcessesWarning",
     "WorkerFailedError",
 ]
 
@@ -46,3 +49,7 @@ class DeadlineExceededError(GpuoptError, TimeoutError):
 
 class WorkerFailedError(GpuoptError, RuntimeError):
     """Another worker failed, and no step can be completed without it; its error is the cause."""
+
+
+class SeveralProcessesWarning(UserWarning):
+    """A launcher has started several processes, and each trains a model of its own."""

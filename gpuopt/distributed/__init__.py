@@ -8,6 +8,7 @@ from gpuopt.distributed.communicators import (
     NCCLCommunicator,
     NCCLGroup,
     SingleCommunicator,
+    SingleGroup,
     ThreadCommunicator,
     ThreadGroup,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "RankGroup",
     "Reduction",
     "SingleCommunicator",
+    "SingleGroup",
     "SparseConditionalAccumulator",
     "StopRequest",
     "SyncCoordinator",

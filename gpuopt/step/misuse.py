@@ -103,10 +103,10 @@ class Misuse:
     def _warn(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message, stacklevel=_num_frames_of_package())
+            warnings.warn(message, stacklevel=num_frames_of_package())
 
 
-def _num_frames_of_package() -> int:
+def num_frames_of_package() -> int:
     """Returns the `stacklevel`, in the function that calls this, of the first caller outside."""
     frame, level = sys._getframe(1), 1
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "gpuopt":

@@ -19,7 +19,7 @@ import pytest
 from gpu_ranks import GpuRanks
 from naive_communicator import NaiveGroup
 
-from gpuopt.distributed import Communicator, RankGroup, SingleCommunicator, ThreadGroup
+from gpuopt.distributed import Communicator, RankGroup, SingleGroup, ThreadGroup
 
 SHORT_S = 0.2
 LONG_S = 20.0
@@ -28,25 +28,13 @@ LONG_S = 20.0
 JOB_SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 0)
 
 
-class SingleGroup(RankGroup):
-    """The only group there is of a SingleCommunicator."""
-
-    size = local_size = 1
-
-    def __init__(self, size: int, timeout_s: float) -> None:
-        assert size == 1
-
-    def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
-        return [function(SingleCommunicator())]
-
-
 @cache
 def gpu_ranks(size: int, timeout_s: float) -> GpuRanks:
     return GpuRanks(size, timeout_s)
 
 
 GROUPS: dict[str, Callable[[int, float], RankGroup]] = {
-    "single": SingleGroup,
+    "single": lambda size, timeout_s: SingleGroup(),
     "threads": ThreadGroup,
     "naive": NaiveGroup,
     "nccl": gpu_ranks,

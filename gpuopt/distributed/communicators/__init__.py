@@ -1,10 +1,11 @@
 """Implementations of `Communicator`. Code that trains over one imports the protocol alone."""
 
 from gpuopt.distributed.communicator import RankGroup
+from gpuopt.distributed.communicators.launcher import warn_if_local
 from gpuopt.distributed.communicators.mpi import MPICommunicator, MPIGroup
 from gpuopt.distributed.communicators.nccl import NCCLGroup
 from gpuopt.distributed.communicators.nccl_communicator import NCCLCommunicator
-from gpuopt.distributed.communicators.single import SingleCommunicator
+from gpuopt.distributed.communicators.single import SingleCommunicator, SingleGroup
 from gpuopt.distributed.communicators.threads import ThreadCommunicator, ThreadGroup
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "NCCLCommunicator",
     "NCCLGroup",
     "SingleCommunicator",
+    "SingleGroup",
     "ThreadCommunicator",
     "ThreadGroup",
     "default_group",
@@ -25,5 +27,8 @@ def default_group(size: int, timeout_s: float) -> RankGroup:
     Args:
         size: How many ranks there are.
         timeout_s: How long a rank waits for the others, in seconds.
+
+    Warns if a launcher has started several processes: they would not train together.
     """
+    warn_if_local("MirroredStrategy")
     return ThreadGroup(size, timeout_s)

@@ -1,23 +1,99 @@
-"""What a launcher tells each process of its job, before MPI is started."""
+"""What a launcher tells each process of its job, before any communicator is made."""
 
 from __future__ import annotations
 
 import os
+import warnings
+from typing import NamedTuple
 
-# Where launchers say which rank a process is, and how many there are: Open MPI's; MPICH's, which
-# Intel's and others follow; and srun, which may start any MPI. A batch script that srun has not
-# started has Slurm's other variables, but not the number of tasks in its step.
+from gpuopt.errors import SeveralProcessesWarning
+from gpuopt.step.misuse import num_frames_of_package
+
+# Where launchers say which rank a process is, and how many there are: torchrun, which Slurm or
+# mpiexec may start on each host; Open MPI; MPICH, which Intel's and others follow; and srun, which
+# may start any of these. A batch script that srun has not started has Slurm's other variables, but
+# not the number of tasks in its step.
 _PLACES = (
+    ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 
 
-def place_in_job() -> tuple[int, int]:
-    """Returns this process's rank and the number of ranks: (0, 1) if it is of no job."""
-    for rank, size in _PLACES:
-        told = os.environ.get(rank, ""), os.environ.get(size, "")
-        if all(map(str.isdecimal, told)):
-            return int(told[0]), int(told[1])
-    return 0, 1
+class Place(NamedTuple):
+    """A process's place in a job.
+
+    Attributes:
+        rank: From 0 to `size - 1`.
+        size: How many processes there are.
+        variables: The names of the environment variables of rank and size; "" for a process of no
+            job.
+    """
+
+    rank: int = 0
+    size: int = 1
+    variables: tuple[str, str] = ("", "")
+
+
+def place_in_job() -> Place:
+    """Returns this process's place: rank 0 of 1 if it is of no job.
+
+    Of a job that a process of another job has started, the inner one counts.
+    """
+    for names in _PLACES:
+        rank, size = (os.environ.get(name, "") for name in names)
+        if rank.isdecimal() and size.isdecimal():
+            return Place(int(rank), int(size), names)
+    return Place()
+
+
+def refuse_if_alone(what: str, size: int, advice: str) -> None:
+    """Raises an error if a group has one process, and the environment shows several.
+
+    Each of them would train a model of its own.
+
+    Args:
+        what: The group's class, and who counted its processes.
+        size: How many processes the group has.
+        advice: What to do instead.
+
+    Raises:
+        RuntimeError: as above.
+    """
+    place = place_in_job()
+    if size == 1 < place.size:
+        raise RuntimeError(
+            f"{what} finds 1 process, but the environment shows {place.size} "
+            f"({_describe(place)}), each of which would train a model of its own: {advice}, or "
+            "pass SingleGroup() if that is meant"
+        )
+
+
+def warn_if_local(what: str) -> None:
+    """Warns, once in a process and in rank 0 alone, that each process trains by itself.
+
+    Args:
+        what: Whose ranks are all in this process.
+    """
+    global _has_warned
+    place = place_in_job()
+    if place.size > 1 and place.rank == 0 and not _has_warned:
+        _has_warned = True
+        warnings.warn(
+            f"{what} without a group trains in this process alone, but the environment shows "
+            f"{place.size} processes ({_describe(place)}), each of which trains a model of its "
+            "own: pass group=MPIGroup() or group=TorchGroup(), or, if that is meant, SingleGroup() "
+            "or ThreadGroup(number_of_devices)",
+            SeveralProcessesWarning,
+            stacklevel=num_frames_of_package(),
+        )
+
+
+_has_warned = False
+
+
+def _describe(place: Place) -> str:
+    rank, size = place.variables
+    return f"{size}={place.size}, {rank}={place.rank}"
+

@@ -40,6 +40,7 @@ from gpuopt.distributed.communicators.headers import (
     Parcel,
 )
 from gpuopt.distributed.communicators.host import this_host
+from gpuopt.distributed.communicators.launcher import refuse_if_alone
 from gpuopt.distributed.communicators.mpi_process import (
     check_thread,
     connect,
@@ -82,12 +83,16 @@ class MPIGroup(RankGroup):
             ImportError: mpi4py, or an MPI, is not installed.
             ValueError: the ranks have different versions of gpuopt.
             DeadlineExceededError: a rank does not make the group.
-            RuntimeError: MPI was started in such a way that this thread must not call it.
+            RuntimeError: MPI was started in such a way that this thread must not call it; or MPI
+                has one process, and the environment shows several.
         """
         check_timeout(timeout_s)
         mpi = import_mpi(timeout_s)
         self._mpi = mpi
         comm = mpi.COMM_WORLD if comm is None else comm
+        if comm == mpi.COMM_WORLD:
+            advice = "start them by this MPI's own mpiexec, or make a TorchGroup under torchrun"
+            refuse_if_alone("MPIGroup", comm.Get_size(), advice)
         exchanges = end_with_the_job(mpi)
         check_thread(mpi)
         self._exchange = Exchange(mpi, connect(mpi, comm, timeout_s, __version__), timeout_s)

@@ -9,6 +9,7 @@ from weakref import finalize
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
 from gpuopt.distributed.communicator import Communicator, RankGroup
+from gpuopt.distributed.communicators.launcher import refuse_if_alone
 from gpuopt.distributed.communicators.nccl_communicator import NCCLCommunicator
 from gpuopt.distributed.communicators.nccl_link import Link
 from gpuopt.distributed.communicators.threads import ThreadGroup
@@ -52,6 +53,7 @@ class NCCLGroup(RankGroup):
             ValueError: there are not as many devices as ranks in this process, or one is no GPU, or
                 there twice.
             DeviceUnavailableError: a GPU cannot be used.
+            RuntimeError: there is no `control`, and the environment shows several processes.
         """
         parsed = [Device.parse(device) for device in devices]
         for device in parsed:
@@ -62,7 +64,11 @@ class NCCLGroup(RankGroup):
         if not parsed:
             raise ValueError("NCCLGroup needs at least one GPU")
         check_timeout(timeout_s)
-        self._control = ThreadGroup(len(parsed), timeout_s) if control is None else control
+        if control is None:
+            advice = "pass a control group, as MPIGroup() or TorchGroup()"
+            refuse_if_alone("NCCLGroup without a control group", 1, advice)
+            control = ThreadGroup(len(parsed), timeout_s)
+        self._control = control
         self.size = self._control.size
         self.local_size = self._control.local_size
         if len(parsed) != self.local_size:

@@ -1,12 +1,32 @@
-"""SingleCommunicator: a group of one rank, which waits for nobody."""
+"""SingleGroup and SingleCommunicator: a group of one rank, which waits for nobody."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gpuopt.backends import backend_for
-from gpuopt.distributed.communicator import Communicator, ReduceOp, check_op, check_root
+from gpuopt.distributed.communicator import (
+    Communicator,
+    RankGroup,
+    ReduceOp,
+    check_op,
+    check_root,
+)
 from gpuopt.variables.indexed_slices import IndexedSlices
+
+
+class SingleGroup(RankGroup):
+    """This process alone, as one rank, whatever other processes a launcher has started.
+
+    `MirroredStrategy([device], group=SingleGroup())` says that each of these is to train by itself,
+    as in a search for hyperparameters.
+    """
+
+    size = local_size = 1
+
+    def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
+        return [function(SingleCommunicator())]
 
 
 class SingleCommunicator(Communicator):
