@@ -11,6 +11,8 @@ from gpuopt.distributed.communicators import (
     SingleGroup,
     ThreadCommunicator,
     ThreadGroup,
+    TorchCommunicator,
+    TorchGroup,
 )
 from gpuopt.distributed.coordinator import Coordinator, WorkerFigures
 from gpuopt.distributed.mirrored import MirroredVariable, PerReplica
@@ -43,6 +45,8 @@ __all__ = [
     "SyncReplicasWorker",
     "ThreadCommunicator",
     "ThreadGroup",
+    "TorchCommunicator",
+    "TorchGroup",
     "TowerOptimizer",
     "WorkerFigures",
     "replicate",

@@ -69,12 +69,14 @@ class WaitForRanks:
         self._num_pauses = 0
         self._latest = time.monotonic()
 
-    def pause(self, longest_s: float, missing: Sequence[int] = ()) -> bool:
+    def pause(
+        self, longest_s: float, missing: Sequence[int] | Callable[[], Sequence[int]] = ()
+    ) -> bool:
         """Returns at once, then yields the core, and later sleeps for longer and longer.
 
         Args:
             longest_s: The longest sleep.
-            missing: Who is waited for; logged when half of the time is over.
+            missing: Who is waited for, or how to find out; logged when half of the time is over.
 
         Returns:
             False, without a pause, if the time is over.
@@ -88,6 +90,7 @@ class WaitForRanks:
             return False
         if missing and not self._has_warned and waited >= self._timeout_s / 2:
             self._has_warned = True
+            missing = missing() if callable(missing) else missing
             ranks = ", ".join(map(str, missing))
             _logger.warning("%s: waiting for rank %s since %.3g s", self.what, ranks, waited)
         if self._num_pauses <= self._num_quick:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from communicator_kinds import (
     GROUPS,
+    JOB_KIND,
     JOB_SIZE,
     KINDS,
     KINDS_AND_NUMBERS,
@@ -37,7 +38,7 @@ from gpuopt import CancelledError, DeadlineExceededError, IndexedSlices, WorkerF
 from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.device import Device, device_of
 from gpuopt.distributed import Communicator, SingleCommunicator, ThreadCommunicator, ThreadGroup
-from gpuopt.distributed.communicators import mpi, threads
+from gpuopt.distributed.communicators import host, threads
 from gpuopt.distributed.communicators.host import Host
 from gpuopt.distributed.communicators.threads import run_threads
 
@@ -46,7 +47,7 @@ OnRanks = Callable[..., list[Any]]
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Threads and the like; or, in each process that mpiexec started, MPI."""
+    """Threads and the like; or, in each process of a job, MPI or torch.distributed."""
     return request.param
 
 
@@ -317,7 +318,7 @@ def test_gathered_values_stand_in_rank_order(kind: str, size: int) -> None:
 
 @kinds_and_sizes
 def test_ranks_of_one_process_are_a_group_that_passes_objects_on(kind: str, size: int) -> None:
-    of_process = 1 if kind == "mpi" else size
+    of_process = size if kind in GROUPS else 1
     things = [object() for _ in range(of_process)]
 
     def gather(rank: Communicator) -> list[bool]:
@@ -580,10 +581,10 @@ def test_a_group_runs_again_after_a_failure(kind: str) -> None:
 
 # What processes do besides.
 
-over_mpi = pytest.mark.skipif(JOB_SIZE == 0, reason="it is about processes: see test_mpi_jobs.py")
+in_a_job = pytest.mark.skipif(JOB_SIZE == 0, reason="it is about processes: see test_mpi_jobs.py")
 
 
-@over_mpi
+@pytest.mark.skipif(JOB_KIND != "mpi", reason="it is about MPI: see test_mpi_jobs.py")
 def test_blocks_beyond_what_mpi_counts_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpuopt.distributed.communicators import mail
 
@@ -595,11 +596,11 @@ def test_blocks_beyond_what_mpi_counts_are_sent_in_pieces(monkeypatch: pytest.Mo
             rank.all_reduce(values[rank.rank :])
         return rank.all_reduce(values)
 
-    for total in succeeded(run_on_ranks("mpi", 3, reduce)):
+    for total in succeeded(run_on_ranks(JOB_KIND, 3, reduce)):
         np.testing.assert_array_equal(total, 3 * values)
 
 
-@over_mpi
+@in_a_job
 @pytest.mark.parametrize("bucket", [0, 2, 4])
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_rank_that_fails_in_the_middle_of_a_sum_is_named_and_the_group_runs_again(
@@ -621,15 +622,15 @@ def test_a_rank_that_fails_in_the_middle_of_a_sum_is_named_and_the_group_runs_ag
         return [float(total.sum()) for total in rank.batch_all_reduce(harmless)]
 
     for _ in range(3):
-        told = succeeded(run_on_ranks("mpi", size, fail))
+        told = succeeded(run_on_ranks(JOB_KIND, size, fail))
         cause = "FloatingPointError: overflow encountered in add"
         assert told.pop(1) == cause
         assert told == [f"WorkerFailedError: rank 1 has failed: {cause}"] * (size - 1)
-        sums = succeeded(run_on_ranks("mpi", size, reduce))
+        sums = succeeded(run_on_ranks(JOB_KIND, size, reduce))
         assert sums == [[20_000.0 * size] * 5] * size
 
 
-@over_mpi
+@in_a_job
 def test_after_a_sum_that_a_rank_came_too_late_for_the_group_runs_again() -> None:
     arrays = [np.full(20_000, float(i), np.float32) for i in range(5)]
     deadline_s = 1.0
@@ -644,13 +645,13 @@ def test_after_a_sum_that_a_rank_came_too_late_for_the_group_runs_again() -> Non
     def reduce(rank: Communicator) -> list[float]:
         return [float(total.sum()) for total in rank.batch_all_reduce(arrays)]
 
-    told = succeeded(run_on_ranks("mpi", 3, come_late, timeout_s=deadline_s))
+    told = succeeded(run_on_ranks(JOB_KIND, 3, come_late, timeout_s=deadline_s))
     assert all("rank 1 did not come within 1 s" in told[rank] for rank in (0, 2))
-    sums = succeeded(run_on_ranks("mpi", 3, reduce, timeout_s=deadline_s))
+    sums = succeeded(run_on_ranks(JOB_KIND, 3, reduce, timeout_s=deadline_s))
     assert sums == [[60_000.0 * i for i in range(5)]] * 3
 
 
-@over_mpi
+@in_a_job
 def test_python_objects_in_an_array_are_not_sent_as_addresses() -> None:
     def reduce(rank: Communicator) -> None:
         for call in (rank.all_reduce, rank.broadcast, lambda array: rank.batch_all_reduce([array])):
@@ -660,10 +661,10 @@ def test_python_objects_in_an_array_are_not_sent_as_addresses() -> None:
             rank.batch_all_reduce([np.zeros(9000), np.array([{}] * 9000, object)])
         assert rank.all_reduce(np.ones(9000)).sum() == 18_000  # nothing had been sent
 
-    succeeded(run_on_ranks("mpi", 2, reduce))
+    succeeded(run_on_ranks(JOB_KIND, 2, reduce))
 
 
-@over_mpi
+@in_a_job
 def test_an_array_that_must_not_be_written_is_not_broadcast_to() -> None:
     values = np.broadcast_to(np.float32(1), (3,))
 
@@ -675,38 +676,38 @@ def test_an_array_that_must_not_be_written_is_not_broadcast_to() -> None:
         with pytest.raises(WorkerFailedError, match="KeyError: 'noticed'"):
             rank.broadcast(values)
 
-    group = group_of("mpi", 2)
-    if group is not None and is_here("mpi", 0):
+    group = group_of(JOB_KIND, 2)
+    if group is not None and is_here(JOB_KIND, 0):
         group.run(broadcast)
     elif group is not None:
         with pytest.raises(KeyError):
             group.run(broadcast)
 
 
-@over_mpi
+@in_a_job
 def test_long_calls_that_differ_at_their_end_are_told_in_full() -> None:
     def reduce(rank: Communicator) -> str:
         with pytest.raises(ValueError, match="same call") as error:
             rank.batch_all_reduce([np.zeros(2)] * 500 + [np.zeros(rank.rank)])
         return str(error.value)
 
-    for told in succeeded(run_on_ranks("mpi", 2, reduce)):
+    for told in succeeded(run_on_ranks(JOB_KIND, 2, reduce)):
         assert "float64[2], float64[0]] in buckets" in told
         assert "float64[2], float64[1]] in buckets" in told
 
 
-@over_mpi
+@in_a_job
 def test_runs_of_a_group_are_not_nested() -> None:
-    group = group_of("mpi", 2)
+    group = group_of(JOB_KIND, 2)
     if group is not None:
         with pytest.raises(RuntimeError, match="same group: in it, use its communicator"):
             group.run(lambda rank: group.run(lambda rank: None))
         assert group.run(lambda rank: rank.size) == [2]
 
 
-@over_mpi
+@in_a_job
 def test_a_communicator_is_of_no_use_after_its_run() -> None:
-    group = group_of("mpi", 2)
+    group = group_of(JOB_KIND, 2)
     if group is not None:
         [communicator] = group.run(lambda rank: rank)
         with pytest.raises(CancelledError, match=r"the run of rank \d is over"):
@@ -799,10 +800,10 @@ def test_a_thread_that_never_ends_does_not_hold_up_anothers_error(
     release.set()
 
 
-@over_mpi
+@in_a_job
 def test_the_ranks_of_hosts_of_one_name_are_counted_on_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rank = everyone().rank
-    monkeypatch.setattr(mpi, "this_host", lambda: Host("localhost", f"start {rank % 2}"))
-    assert mpi.MPIGroup(LONG_S).rank_on_host == rank // 2
+    monkeypatch.setattr(host, "this_host", lambda: Host("localhost", f"start {rank % 2}"))
+    assert type(everyone())(LONG_S).rank_on_host == rank // 2

@@ -116,7 +116,7 @@ def test_a_strategy_of_local_devices_warns_once_in_a_job_of_several(
     number, _, rest = shown.partition(" ")
     with pytest.warns(gpuopt.SeveralProcessesWarning) as warned:
         strategy = gpuopt.MirroredStrategy(["cpu"])
-        gpuopt.MirroredStrategy(["cpu", "cpu"])
+    gpuopt.MirroredStrategy(["cpu", "cpu"])  # pytest makes errors of warnings
     [warning] = warned
     assert warning.filename == __file__
     message = str(warning.message)

@@ -1,8 +1,8 @@
 """Groups of ranks for tests of what every communicator does.
 
-In a process that `mpiexec` started, all processes run the same tests side by side, and each is one
-rank of a group over MPI. In any other process, the ranks are threads; where there are GPUs, also
-threads with a GPU each, whose arrays go over NCCL.
+In a process that `mpiexec` or `torchrun` started, all processes run the same tests side by side,
+and each is one rank of a group over MPI or torch.distributed. In any other process, the ranks are
+threads; where there are GPUs, also threads with a GPU each, whose arrays go over NCCL.
 """
 
 from __future__ import annotations
@@ -19,13 +19,25 @@ import pytest
 from gpu_ranks import GpuRanks
 from naive_communicator import NaiveGroup
 
-from gpuopt.distributed import Communicator, RankGroup, SingleGroup, ThreadGroup
+from gpuopt.distributed import (
+    Communicator,
+    MPIGroup,
+    RankGroup,
+    SingleGroup,
+    ThreadGroup,
+    TorchGroup,
+)
 
 SHORT_S = 0.2
 LONG_S = 20.0
 
-# As Open MPI, MPICH and other launchers by PMI tell a process; 0 for a process of no job.
-JOB_SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 0)
+# What a launcher tells a process: torchrun, Open MPI, or MPICH and others by PMI.
+_SIZES = {"WORLD_SIZE": "torch", "OMPI_COMM_WORLD_SIZE": "mpi", "PMI_SIZE": "mpi"}
+# The kind of the process's job, and its size; 0 for a process of no job.
+JOB_KIND, JOB_SIZE = next(
+    ((kind, int(os.environ[name])) for name, kind in _SIZES.items() if os.environ.get(name)),
+    ("", 0),
+)
 
 
 @cache
@@ -43,8 +55,8 @@ GROUPS: dict[str, Callable[[int, float], RankGroup]] = {
 MOST_RANKS = 3
 
 # Of several ranks.
-NAMES_OF_KINDS = ["mpi"] if JOB_SIZE else ["threads", "naive", "nccl"]
-SIZES = [size for size in (1, 2, 3, 5) if size <= (JOB_SIZE or size)]
+NAMES_OF_KINDS = [JOB_KIND] if JOB_SIZE else ["threads", "naive", "nccl"]
+SIZES = sorted({size for size in (1, 2, 3, 5, JOB_SIZE or 5) if size <= (JOB_SIZE or size)})
 KINDS_AND_NUMBERS = [
     *([] if JOB_SIZE else [("single", 1)]),
     *((kind, size) for kind in NAMES_OF_KINDS for size in SIZES),
@@ -84,7 +96,7 @@ def run_on_ranks(
 ) -> list[Any]:
     """Runs the function on every rank; returns what each returned or raised, in rank order.
 
-    Over MPI, every process gets all outcomes: its own, and copies of the others'.
+    In a job, every process gets all outcomes: its own, and copies of the others'.
     """
 
     def run(communicator: Communicator) -> Any:
@@ -93,8 +105,9 @@ def run_on_ranks(
         except Exception as error:
             return error
 
-    if kind != "mpi":
+    if kind in GROUPS:
         return GROUPS[kind](size, timeout_s).run(run)
+    skip_in_smaller_job(size)
     outcome, ended_by = None, None
     if everyone().rank < size:
         try:
@@ -117,28 +130,41 @@ def succeeded(outcomes: list[Any]) -> list[Any]:
 
 def group_of(kind: str, size: int) -> RankGroup | None:
     """Returns a group; None if this process has none of its ranks."""
-    if kind != "mpi":
+    if kind in GROUPS:
         return GROUPS[kind](size, LONG_S)
+    skip_in_smaller_job(size)
     return first_ranks(size, LONG_S) if everyone().rank < size else None
 
 
 def is_here(kind: str, rank: int) -> bool:
     """Whether a rank runs in this process."""
-    return kind != "mpi" or everyone().rank == rank
+    return kind in GROUPS or everyone().rank == rank
 
 
 def meeting_of(kind: str, size: int) -> Callable[[], Any]:
     """Returns a function that waits until all ranks have called it, whatever their group does."""
-    if kind != "mpi":
+    if kind in GROUPS:
         return threading.Barrier(size, timeout=LONG_S).wait
+    skip_in_smaller_job(size)
     return lambda: _ranks(size, LONG_S, "meeting").run(lambda communicator: communicator.barrier())
+
+
+def skip_in_smaller_job(size: int) -> None:
+    if size > JOB_SIZE:
+        pytest.skip(f"it needs {size} ranks, and the job has {JOB_SIZE}")
 
 
 @cache
 def everyone() -> Any:
-    from gpuopt.distributed import MPIGroup
+    if JOB_KIND == "mpi":
+        return MPIGroup(3 * LONG_S)
+    group: Any = TorchGroup(3 * LONG_S)
+    from torch import distributed
 
-    return MPIGroup(3 * LONG_S)
+    # All processes of a job make each group of torch's.
+    sizes = range(1, JOB_SIZE + 1)
+    group.of_size = {size: distributed.new_group(range(size)) for size in sizes}
+    return group
 
 
 def everyone_gathers(value: Any) -> list[Any]:
@@ -153,11 +179,14 @@ def first_ranks(size: int, timeout_s: float) -> Any:
 @cache
 def _ranks(size: int, timeout_s: float, purpose: str) -> Any:
     """Makes a group of the first processes of the job; only these may call it, in one order."""
+    group: Any
+    if JOB_KIND == "torch":
+        group = TorchGroup(LONG_S, everyone().of_size[size])
+        group._meeting.timeout_s = timeout_s  # of its runs, and not of its start
+        return group
     from mpi4py import MPI
 
-    from gpuopt.distributed import MPIGroup
-
-    some = MPI.COMM_WORLD.Get_group().Incl(range(size))
-    group = MPIGroup(LONG_S, MPI.COMM_WORLD.Create_group(some))
-    group._exchange._timeout_s = timeout_s  # of its runs, and not of its start
+    of_some = MPI.COMM_WORLD.Get_group().Incl(range(size))
+    group = MPIGroup(LONG_S, MPI.COMM_WORLD.Create_group(of_some))
+    group._exchange._timeout_s = timeout_s
     return group

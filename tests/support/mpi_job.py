@@ -1,4 +1,4 @@
-"""Starts jobs of several processes over the MPI of this environment, under a time limit."""
+"""Starts jobs of several processes by mpiexec or torchrun, under a time limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,10 +29,16 @@ _ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "GLOO_SOCKET_IFNAME": "lo",
     # Pieces of lines of several ranks would be mixed.
     "PYTHONUNBUFFERED": "",
     "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support"))),
 }
+
+# torchrun, which ends the line before the number of processes of this host. Processes find each
+# other by the loopback device: the host's name may be that of another one.
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--master-addr=127.0.0.1"]
+TORCHRUN += ["--master-port=29500", "--no-python", "--nproc-per-node"]
 
 
 class Job(NamedTuple):
@@ -69,6 +75,7 @@ def run_job(
     folder: Path | None = None,
     packages: Path | None = None,
     while_it_runs: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
+    start: Sequence[str] | None = None,
 ) -> Job:
     """Runs `python ARGUMENTS...` in each rank, in a folder.
 
@@ -79,17 +86,20 @@ def run_job(
         folder: Where it runs.
         packages: A folder with packages that are not in this environment.
         while_it_runs: Is given the launcher.
+        start: The launcher, less the number of ranks; by default mpiexec.
 
     Raises:
         TimeoutError: it did not end in time; all of it has been killed.
     """
-    command = [*_ALONE, launcher() or "mpiexec", "-n", str(num_ranks), sys.executable]
-    command += map(str, arguments)
+    if start is None:
+        start = [launcher() or "mpiexec", "-n"]
+    command = [*_ALONE, *start, str(num_ranks), sys.executable, *map(str, arguments)]
     # A launcher that belongs to a job of its own would take this for a part of it.
     inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_"))
+        and name not in ("RANK", "WORLD_SIZE")
     }
     paths = {}
     if packages is not None:

@@ -7,6 +7,7 @@ from gpuopt.distributed.communicators.nccl import NCCLGroup
 from gpuopt.distributed.communicators.nccl_communicator import NCCLCommunicator
 from gpuopt.distributed.communicators.single import SingleCommunicator, SingleGroup
 from gpuopt.distributed.communicators.threads import ThreadCommunicator, ThreadGroup
+from gpuopt.distributed.communicators.torch_group import TorchCommunicator, TorchGroup
 
 __all__ = [
     "MPICommunicator",
@@ -17,6 +18,8 @@ __all__ = [
     "SingleGroup",
     "ThreadCommunicator",
     "ThreadGroup",
+    "TorchCommunicator",
+    "TorchGroup",
     "default_group",
 ]
 

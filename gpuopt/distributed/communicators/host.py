@@ -1,11 +1,16 @@
-"""Which host a rank is on."""
+"""Which host a rank is on, and who else is."""
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from gpuopt.backends.cpu.cores import cores
+from gpuopt.distributed.communicator import Communicator
 
 # Linux writes another one at each start (proc(5)).
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -29,3 +34,28 @@ def this_host() -> Host:
     with suppress(OSError):
         boot = _BOOT_ID.read_text().strip()
     return Host(socket.gethostname(), boot)
+
+
+def find_neighbours(communicator: Communicator, what: str) -> tuple[int, bool]:
+    """Finds the ranks of this host; rank 0 prints which processes all ranks are.
+
+    Args:
+        communicator: Of processes; all ranks make this call.
+        what: Describes the call.
+
+    Returns:
+        This rank's place among those of its host, and whether there is a core for each of them.
+    """
+    ranks = communicator.all_gather((os.getpid(), this_host(), cores()), what)
+    rank = communicator.rank
+    hosts = [host for _, host, _ in ranks]
+    cores_here = [of_rank for _, host, of_rank in ranks if host == hosts[rank]]
+    if rank == 0 and communicator.size > 1:
+        lines = [
+            f"gpuopt: rank {each} is process {process} on {host.name}\n"
+            for each, (process, host, _) in enumerate(ranks)
+        ]
+        sys.stderr.write("".join(lines))
+        sys.stderr.flush()
+    has_core = len(frozenset().union(*cores_here)) >= len(cores_here)
+    return hosts[:rank].count(hosts[rank]), has_core

@@ -96,4 +96,3 @@ _has_warned = False
 def _describe(place: Place) -> str:
     rank, size = place.variables
     return f"{size}={place.size}, {rank}={place.rank}"
-

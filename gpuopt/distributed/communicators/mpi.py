@@ -5,32 +5,26 @@ mpi4py is imported here, and nowhere else, when a group is made.
 
 from __future__ import annotations
 
-import math
-import os
 import pickle
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from gpuopt.backends import backend_for, to_device
-from gpuopt.backends.cpu.cores import cores
-from gpuopt.device import Device, device_of
+from gpuopt.device import device_of
 from gpuopt.distributed.communicator import (
     MessagingCommunicator,
     RankGroup,
     ReduceOp,
     check_op,
     check_root,
-    count_padding,
-    fill_buckets,
     join_aligned,
     name_gather,
     name_type,
     split_aligned,
 )
+from gpuopt.distributed.communicators.batches import check_sendable, plan_batch, stage
 from gpuopt.distributed.communicators.exchange import Exchange
 from gpuopt.distributed.communicators.headers import (
     INLINE_BYTES,
@@ -39,7 +33,7 @@ from gpuopt.distributed.communicators.headers import (
     Header,
     Parcel,
 )
-from gpuopt.distributed.communicators.host import this_host
+from gpuopt.distributed.communicators.host import find_neighbours
 from gpuopt.distributed.communicators.launcher import refuse_if_alone
 from gpuopt.distributed.communicators.mpi_process import (
     check_thread,
@@ -99,19 +93,9 @@ class MPIGroup(RankGroup):
         exchanges.append(self._exchange)
         self.rank = self._exchange.rank
         self.size = self._exchange.size
-        mine = os.getpid(), this_host(), cores()
-        [ranks] = self.run(lambda communicator: communicator.all_gather(mine, "the start"))
-        hosts = [host for _, host, _ in ranks]
-        self.rank_on_host = hosts[: self.rank].count(hosts[self.rank])
-        cores_here = [of_rank for _, host, of_rank in ranks if host == hosts[self.rank]]
-        self._exchange.has_core = len(frozenset().union(*cores_here)) >= len(cores_here)
-        if self.rank == 0 and self.size > 1:
-            lines = [
-                f"gpuopt: rank {rank} is process {process} on {host.name}\n"
-                for rank, (process, host, _) in enumerate(ranks)
-            ]
-            sys.stderr.write("".join(lines))
-            sys.stderr.flush()
+        [(self.rank_on_host, self._exchange.has_core)] = self.run(
+            lambda communicator: find_neighbours(communicator, "the start")
+        )
 
     def run(self, function: Callable[[MessagingCommunicator], Any]) -> list[Any]:
         check_thread(self._mpi)
@@ -150,7 +134,7 @@ class MPICommunicator(MessagingCommunicator):
     def all_reduce(self, array: Any, op: ReduceOp = "sum") -> Any:
         check_op(op)
         device = device_of(array)
-        flat = _stage(array, device).reshape(-1)
+        flat = stage(array, device).reshape(-1)
         what = f"all_reduce({op!r}) of {name_type(array.dtype)}{list(array.shape)}"
         [total] = reduce_in_shares(
             self._exchange,
@@ -172,7 +156,7 @@ class MPICommunicator(MessagingCommunicator):
         if bucket_bytes is None:
             bucket_bytes = default_bucket_bytes(self.size)
         dtypes, shapes = [array.dtype for array in arrays], [array.shape for array in arrays]
-        buckets, sizes, described = _plan_batch(tuple(dtypes), tuple(shapes), bucket_bytes)
+        buckets, sizes, described = plan_batch(tuple(dtypes), tuple(shapes), bucket_bytes)
         details = f"in buckets of {bucket_bytes} bytes"
         if what is None:
             what = f"batch_all_reduce({op!r}) of [{described}]"
@@ -183,7 +167,7 @@ class MPICommunicator(MessagingCommunicator):
             parts = [arrays[position] for position in buckets[number]]
             device = device_of(parts[0])
             joined = parts[0] if len(parts) == 1 else join_aligned(parts)
-            flat = _stage(joined, device).reshape(-1)
+            flat = stage(joined, device).reshape(-1)
             # What was joined is nobody else's, and neither is what was copied from a GPU.
             is_own = len(parts) > 1 or device.kind == "gpu"
             return flat, flat if is_own else np.empty_like(flat)
@@ -216,7 +200,7 @@ class MPICommunicator(MessagingCommunicator):
 
     def all_gather_slices(self, slices: IndexedSlices, what: str | None = None) -> IndexedSlices:
         device, exchange = slices.device, self._exchange
-        values, indices = _stage(slices.values, device), _stage(slices.indices, device)
+        values, indices = stage(slices.values, device), stage(slices.indices, device)
         blocks = [bytes_of(values), bytes_of(indices)]
         announced = [Announced(tuple([block.nbytes for block in blocks]))] * self.size
         details = f"by {name_type(indices.dtype)}"
@@ -244,10 +228,10 @@ class MPICommunicator(MessagingCommunicator):
         is_root = self.rank == root
         # A rank that receives may write to the memory of the array itself.
         is_direct = not is_root and device.kind == "cpu" and array.flags.c_contiguous
-        _check_sendable(array.dtype)
+        check_sendable(array.dtype)
         if not is_root and device.kind == "cpu" and not array.flags.writeable:
             raise ValueError(f"broadcast from {root} would write to a read-only array")
-        host = _stage(array, device) if is_root or is_direct else np.empty(array.shape, array.dtype)
+        host = stage(array, device) if is_root or is_direct else np.empty(array.shape, array.dtype)
         block = bytes_of(host)
         self._exchange.exchange(
             f"broadcast from {root} of {array.dtype}{list(array.shape)}",
@@ -272,61 +256,3 @@ class MPICommunicator(MessagingCommunicator):
         if received is None or isinstance(received[1], GpuoptError):
             return received
         return received[0], pickle.loads(received[1])
-
-
-class _Form(NamedTuple):
-    """What there is to know of an array before it is packed."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-
-class _BatchPlan(NamedTuple):
-    """How arrays are reduced together.
-
-    Attributes:
-        buckets: The positions of the arrays of each bucket.
-        sizes: The dtype and the number of elements of each bucket.
-        described: All dtypes and shapes.
-    """
-
-    buckets: list[list[int]]
-    sizes: tuple[tuple[np.dtype[Any], int], ...]
-    described: str
-
-
-@lru_cache(maxsize=64)
-def _plan_batch(
-    dtypes: tuple[np.dtype[Any], ...], shapes: tuple[tuple[int, ...], ...], bucket_bytes: int
-) -> _BatchPlan:
-    """Makes the plan for arrays of given dtypes and shapes: the same ones come in each step."""
-    for dtype in dtypes:
-        _check_sendable(dtype)
-    forms = [_Form(*form) for form in zip(dtypes, shapes, strict=True)]
-    buckets = fill_buckets(forms, bucket_bytes)
-    sizes = []
-    for positions in buckets:
-        dtype, of_bucket = dtypes[positions[0]], [forms[position].size for position in positions]
-        if len(of_bucket) > 1:
-            of_bucket = [size + count_padding(size, dtype) for size in of_bucket]
-        sizes.append((dtype, sum(of_bucket)))
-    described = ", ".join([f"{name_type(dtype)}{list(shape)}" for dtype, shape in forms])
-    return _BatchPlan(buckets, tuple(sizes), described)
-
-
-def _stage(array: Any, device: Device) -> Any:
-    _check_sendable(array.dtype)
-    return backend_for(device).stage(array)
-
-
-def _check_sendable(dtype: np.dtype[Any]) -> None:
-    if dtype.hasobject:
-        raise TypeError(f"an array of {dtype} holds Python objects, which all_gather sends")

@@ -61,7 +61,7 @@ def reduce_in_shares(
         start = 0
         for (dtype, size), (_, into) in zip(buckets, loaded, strict=True):
             parts = [np.frombuffer(header.inline, dtype, size, start) for header in headers]
-            _fold(parts, op, into, into)
+            fold(parts, op, into, into)
             start += dtype.itemsize * size
         return [into for _, into in loaded]
     plan = _plan_shares(buckets, exchange.size, exchange.rank)
@@ -162,7 +162,7 @@ class _SharedBucket:
         total = result[self._mine].view(self._dtype)
         parts = [part.view(self._dtype) for part in self._parts]
         # The result may overwrite this rank's part, which is not the first to be added.
-        _fold(parts, op, parts[0] if self._exchange.rank > 0 else total, total)
+        fold(parts, op, parts[0] if self._exchange.rank > 0 else total, total)
         for rank in self._exchange.mail.others:
             call.send(rank, result[self._mine])
             call.receive(rank, result[self._shares[rank]])
@@ -174,7 +174,7 @@ def bytes_of(array: Any) -> Bytes:
     return flat
 
 
-def _fold(parts: Sequence[Any], op: ReduceOp, subtotal: Any, total: Any) -> None:
+def fold(parts: Sequence[Any], op: ReduceOp, subtotal: Any, total: Any) -> None:
     """Reduces arrays in their order.
 
     Args:

@@ -1,0 +1,73 @@
+"""Arrays on their way through the host's memory: staged one by one, and joined to buckets."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpuopt.backends import backend_for
+from gpuopt.device import Device
+from gpuopt.distributed.communicator import count_padding, fill_buckets, name_type
+
+
+class BatchPlan(NamedTuple):
+    """How arrays are reduced together.
+
+    Attributes:
+        buckets: The positions of the arrays of each bucket.
+        sizes: The dtype and the number of elements of each bucket.
+        described: All dtypes and shapes.
+    """
+
+    buckets: list[list[int]]
+    sizes: tuple[tuple[np.dtype[Any], int], ...]
+    described: str
+
+
+class _Form(NamedTuple):
+    """What there is to know of an array before it is packed."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+@lru_cache(maxsize=64)
+def plan_batch(
+    dtypes: tuple[np.dtype[Any], ...], shapes: tuple[tuple[int, ...], ...], bucket_bytes: int
+) -> BatchPlan:
+    """Makes the plan for arrays of given dtypes and shapes: the same ones come in each step."""
+    for dtype in dtypes:
+        check_sendable(dtype)
+    forms = [_Form(*form) for form in zip(dtypes, shapes, strict=True)]
+    buckets = fill_buckets(forms, bucket_bytes)
+    sizes = []
+    for positions in buckets:
+        dtype, of_bucket = dtypes[positions[0]], [forms[position].size for position in positions]
+        if len(of_bucket) > 1:
+            of_bucket = [size + count_padding(size, dtype) for size in of_bucket]
+        sizes.append((dtype, sum(of_bucket)))
+    described = ", ".join([f"{name_type(dtype)}{list(shape)}" for dtype, shape in forms])
+    return BatchPlan(buckets, tuple(sizes), described)
+
+
+def stage(array: Any, device: Device) -> Any:
+    """Returns an array's values in host memory; see `Backend.stage`."""
+    check_sendable(array.dtype)
+    return backend_for(device).stage(array)
+
+
+def check_sendable(dtype: np.dtype[Any]) -> None:
+    """Raises TypeError if bytes of an array would be addresses."""
+    if dtype.hasobject:
+        raise TypeError(f"an array of {dtype} holds Python objects, which all_gather sends")
