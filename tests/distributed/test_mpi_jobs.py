@@ -147,6 +147,20 @@ def test_a_process_of_no_job_is_a_group_of_one() -> None:
     assert run_alone(program) == "[[1]]"
 
 
+def test_processes_of_an_mpi_that_knows_one_of_them_are_refused() -> None:
+    """As under torchrun, or another MPI's launcher."""
+    program = """
+import os
+from gpuopt.distributed import MPIGroup
+os.environ.update(RANK="1", WORLD_SIZE="2")
+try:
+    MPIGroup(9)
+except RuntimeError as error:
+    print(error)
+"""
+    assert run_alone(program).startswith("MPIGroup finds 1 process, but the environment shows 2 (")
+
+
 def test_a_forked_child_is_no_rank() -> None:
     program = """
 import os

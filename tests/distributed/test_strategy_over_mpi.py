@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accumulating_ranks import expected_values
-from mpi_job import run_job
+from mpi_job import TORCHRUN, run_job
 from mpi_programs import PROGRAMS, clipped_steps, outcomes, uneven_steps
 from mpi_programs import __file__ as program_file
 from rank_process import train
 
 import gpuopt
 
-pytestmark = pytest.mark.mpi
+# What starts a job, less the number of its ranks.
+LAUNCHERS = [
+    pytest.param(None, marks=pytest.mark.mpi, id="mpiexec"),
+    pytest.param(TORCHRUN, marks=pytest.mark.torch, id="torchrun"),
+]
+
+
+@pytest.fixture(scope="module", params=LAUNCHERS)
+def start(request: pytest.FixtureRequest) -> Sequence[str] | None:
+    return request.param
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def trained(
+    request: pytest.FixtureRequest,
+    start: Sequence[str] | None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[Any]:
     """What each rank of a job has got by training."""
-    return run_programs(tmp_path_factory.mktemp("ranks"), ["train_mirrored"], request.param)
+    folder = tmp_path_factory.mktemp("ranks")
+    return run_programs(folder, ["train_mirrored"], request.param, start)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(start: Sequence[str] | None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where three ranks have written the outcomes of all other programs."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_programs(folder, [name for name in PROGRAMS if name != "train_mirrored"], 3)
+    run_programs(folder, [name for name in PROGRAMS if name != "train_mirrored"], 3, start)
     return folder
 
 
-def run_programs(folder: Path, names: list[str], num_ranks: int) -> list[Any]:
-    job = run_job(num_ranks, program_file, folder, *names)
+def run_programs(
+    folder: Path, names: list[str], num_ranks: int, start: Sequence[str] | None
+) -> list[Any]:
+    job = run_job(num_ranks, program_file, folder, *names, start=start)
     assert job.status == 0, job
     return outcomes(folder, names[0])
 

@@ -1,5 +1,7 @@
 """What the ranks of a job run in tests: `python mpi_programs.py FOLDER PROGRAM...`.
 
+The job is of mpiexec or of torchrun.
+
 A program gets the group and a folder; what it returns is written there by each rank.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +20,11 @@ from accumulating_ranks import accumulate
 from rank_process import train
 
 import gpuopt
-from gpuopt.distributed import MPIGroup
+from gpuopt.distributed import MPIGroup, TorchGroup
 
 TIMEOUT_S = 20.0
+
+Group = MPIGroup | TorchGroup
 
 
 def outcomes(folder: Path, program: str) -> list[Any]:
@@ -40,18 +45,18 @@ def same_of_all(folder: Path, program: str) -> Any:
     return chief
 
 
-def train_mirrored(group: MPIGroup, folder: Path) -> Any:
+def train_mirrored(group: Group, folder: Path) -> Any:
     return train(gpuopt.MirroredStrategy(["cpu"], group=group))
 
 
-def take_values_of_rank_0(group: MPIGroup, folder: Path) -> Any:
+def take_values_of_rank_0(group: Group, folder: Path) -> Any:
     strategy = gpuopt.MirroredStrategy(["cpu"], group=group)
     w = strategy.variable(np.full((2, 3), float(group.rank), np.float32), name="w")
     w16 = strategy.variable(np.full(3000, group.rank, np.float16), name="w16")
     return w.numpy().tolist(), w16.numpy().sum().item()
 
 
-def make_other_variables(group: MPIGroup, folder: Path) -> Any:
+def make_other_variables(group: Group, folder: Path) -> Any:
     strategy = gpuopt.MirroredStrategy(["cpu"], group=group)
     try:
         strategy.variable(np.zeros(2 + group.rank), name="w")
@@ -60,7 +65,7 @@ def make_other_variables(group: MPIGroup, folder: Path) -> Any:
     return "nothing"
 
 
-def bring_other_gradients(group: MPIGroup, folder: Path) -> Any:
+def bring_other_gradients(group: Group, folder: Path) -> Any:
     """One rank brings no gradient, or rows, where the other one brings an array."""
     strategy = gpuopt.MirroredStrategy(["cpu"], group=group)
     a = strategy.variable(np.zeros((4, 2), np.float32), name="a")
@@ -82,7 +87,7 @@ def bring_other_gradients(group: MPIGroup, folder: Path) -> Any:
     return errors, a.numpy().sum().item()
 
 
-def train_on_uneven_batches(group: MPIGroup, folder: Path) -> Any:
+def train_on_uneven_batches(group: Group, folder: Path) -> Any:
     """Ten examples: three, three and four of them."""
     strategy = gpuopt.MirroredStrategy(["cpu"] * group.local_size, group=group)
     return uneven_steps(strategy)
@@ -105,7 +110,7 @@ def uneven_steps(strategy: gpuopt.MirroredStrategy) -> list[str]:
     return [copy.numpy().tobytes().hex() for copy in w.replicas]
 
 
-def fail_alone(group: MPIGroup, folder: Path) -> Any:
+def fail_alone(group: Group, folder: Path) -> Any:
     """Rank 1 raises before its step, and in another run after it; all go on."""
     strategy = gpuopt.MirroredStrategy(["cpu"], group=group)
     w = strategy.variable(np.zeros(3, np.float32), name="w")
@@ -131,7 +136,7 @@ def fail_alone(group: MPIGroup, folder: Path) -> Any:
     return outcomes
 
 
-def clip_alike(group: MPIGroup, folder: Path) -> Any:
+def clip_alike(group: Group, folder: Path) -> Any:
     """Every rank clips the sums by their norm, which is the same everywhere."""
     strategy = gpuopt.MirroredStrategy(["cpu"], group=group)
     w = strategy.variable(np.zeros(999, np.float32), name="w")
@@ -150,7 +155,7 @@ def clip_alike(group: MPIGroup, folder: Path) -> Any:
     return w.numpy().tobytes().hex()
 
 
-def clip_in_the_step(group: MPIGroup, folder: Path) -> Any:
+def clip_in_the_step(group: Group, folder: Path) -> Any:
     return clipped_steps(gpuopt.MirroredStrategy(["cpu"], group=group))
 
 
@@ -174,7 +179,7 @@ def clipped_steps(strategy: gpuopt.MirroredStrategy) -> Any:
     return norms, [copy.numpy().tobytes().hex() for copy in w.replicas]
 
 
-def save_and_restore(group: MPIGroup, folder: Path) -> Any:
+def save_and_restore(group: Group, folder: Path) -> Any:
     """Rank 0 writes the checkpoint that all restore."""
     strategy = gpuopt.MirroredStrategy(["cpu"], group=group)
     w = strategy.variable(np.zeros(5, np.float32), name="w")
@@ -205,11 +210,11 @@ def save_and_restore(group: MPIGroup, folder: Path) -> Any:
     return path, bits(), expected
 
 
-def accumulate_gradients(group: MPIGroup, folder: Path) -> Any:
+def accumulate_gradients(group: Group, folder: Path) -> Any:
     return accumulate(gpuopt.MirroredStrategy(["cpu"], group=group))
 
 
-PROGRAMS: dict[str, Callable[[MPIGroup, Path], Any]] = {
+PROGRAMS: dict[str, Callable[[Group, Path], Any]] = {
     function.__name__: function
     for function in (
         train_mirrored,
@@ -227,10 +232,10 @@ PROGRAMS: dict[str, Callable[[MPIGroup, Path], Any]] = {
 
 
 def run_programs(
-    known: Mapping[str, Callable[[MPIGroup, Path], Any]], folder: Path, programs: Sequence[str]
+    known: Mapping[str, Callable[[Group, Path], Any]], folder: Path, programs: Sequence[str]
 ) -> None:
     """Runs programs in this rank, and writes what they return."""
-    group = MPIGroup(TIMEOUT_S)
+    group = (TorchGroup if "WORLD_SIZE" in os.environ else MPIGroup)(TIMEOUT_S)
     for program in programs:
         outcome = known[program](group, folder)
         (folder / f"{program}.{group.rank}.json").write_text(json.dumps(outcome))
