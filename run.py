@@ -143,10 +143,11 @@ TASKS = {
         is_parallel=True,
     ),
     "test-peers": Task(
-        "compare with optimizers of torch, optax and others",
+        "compare with optimizers of torch, optax and others, and run jobs of torchrun",
         {
             "peers": f"GPUOPT_REQUIRE=peers,torch,jax {INTEROP} 'peers or torch or jax' "
-            "tests/optimizers/test_peers.py"
+            "tests/optimizers/test_peers.py tests/distributed/test_torch_jobs.py "
+            "tests/distributed/test_strategy_over_mpi.py"
         },
     ),
     "test-thinc": Task(

@@ -1,4 +1,4 @@
-"""MirroredStrategy over the processes of a job does what it does over threads."""
+"""MirroredStrategy over the processes of mpiexec or torchrun does what it does over threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from accumulating_ranks import expected_values
-from mpi_job import TORCHRUN, run_job
+from mpi_job import TORCHRUN, run_job, why_no_network
 from mpi_programs import PROGRAMS, clipped_steps, outcomes, uneven_steps
 from mpi_programs import __file__ as program_file
 from rank_process import train
@@ -24,6 +24,8 @@ LAUNCHERS = [
 
 @pytest.fixture(scope="module", params=LAUNCHERS)
 def start(request: pytest.FixtureRequest) -> Sequence[str] | None:
+    if reason := why_no_network():
+        pytest.skip(reason)
     return request.param
 
 

@@ -10,10 +10,17 @@ from pathlib import Path
 
 import pytest
 from guide_scripts import scripts_under
-from mpi_job import ROOT, TORCHRUN
+from mpi_job import ROOT, TORCHRUN, why_no_network
 from mpi_job import run_job as start_job
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def network() -> None:
+    if reason := why_no_network():
+        pytest.skip(reason)
+
 
 run_job = partial(start_job, start=TORCHRUN)
 

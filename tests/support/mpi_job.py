@@ -61,9 +61,15 @@ def launcher() -> str | None:
 
 @cache
 def what_is_missing() -> str | None:
-    """Says why no job can be started here; None if one can."""
+    """Says why no job can be started by mpiexec here; None if one can."""
     if find_spec("mpi4py") is None or launcher() is None:
         return "mpi4py, or mpiexec, is not installed: see make test-ranks"
+    return why_no_network()
+
+
+@cache
+def why_no_network() -> str | None:
+    """Says why a job cannot have a network of its own here; None if it can."""
     alone = subprocess.run([*_ALONE, "true"], capture_output=True, text=True)
     return None if alone.returncode == 0 else alone.stderr.strip().splitlines()[-1]
 
