@@ -20,7 +20,7 @@ from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.rounded import BFLOAT16, rounded
 from gpuopt.rules.slot_codes import BLOCK, scales_name
-from gpuopt.rules.stage import Place
+from gpuopt.rules.stage import ORDER, in_order
 from gpuopt.rules.staged import StagedRule
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import MASTER
@@ -53,6 +53,8 @@ _ALONE: dict[str, Any] = {
     "weight_decay": 0.01,
 }
 _SHORT = {"clip": "clip_norm"}
+# What stages write or get, by the function of a program that calls them.
+_OF_FUNCTIONS = {"apply": "variable", "follow": "stored"}
 # For hyperparameters without a default.
 _NUMBER = 0.5
 
@@ -183,19 +185,19 @@ def _rule_of(optimizer: RuleOptimizer, dtype: np.dtype[Any]) -> UpdateRule:
 
 
 def _stages(rule: UpdateRule) -> Sequence[Sequence[str]]:
-    own, stages = (rule.rule, rule.stages) if isinstance(rule, StagedRule) else (rule, ())
+    own = rule.rule if isinstance(rule, StagedRule) else rule
     rows = [("sums", ", ".join(rule.sums), "over each variable, before anything is written")]
     rows = rows if rule.sums else []
-    of_rule = ("rule", own.name, own.apply.__module__)
-    for place in Place:
-        if place is Place.STEP:
-            rows.append(of_rule)
-        for stage in stages:
-            if stage.place is place:
-                function = stage.function
-                summary = (inspect.getdoc(function) or "").partition("\n")[0]
-                what = f"{function.__module__}: {summary}"
-                rows.append((place.name.lower(), function.__name__, what))
+    for called_by in ORDER:
+        for stage in in_order(rule.stages, called_by):
+            if stage is None:
+                rows.append(("rule", own.name, own.apply.__module__))
+                continue
+            function = stage.function
+            summary = (inspect.getdoc(function) or "").partition("\n")[0]
+            what = f"{function.__module__}: {summary}"
+            place = "step" if "step" in stage.arrays else _OF_FUNCTIONS.get(called_by, called_by)
+            rows.append((place, function.__name__, what))
     return rows
 
 

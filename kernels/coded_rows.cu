@@ -74,9 +74,10 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
     float sum[lane_codes];
     sum_run_of_lane(grad, has_rows && is_pack_aligned(grad), rows, all,
                     static_cast<unsigned int>(begin), part, sum);
-    const CodedTarget<Program> target =
+    CodedTarget<Program> target =
         num_tables == 1 ? CodedTarget<Program>(only_arrays.of)
                         : CodedTarget<Program>(arrays + table * num_coded_arrays<Program>);
+    target.count_from(-tables.first_key_of(table) * row_width);
     const bool is_packed = has_rows && target.has_packs();
     CodedState<Program> state(target, is_packed, part);
     state.update(sum, part.count, every.of(table));

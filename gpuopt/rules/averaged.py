@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.rules.moving_average import follow
-from gpuopt.rules.stage import Place, Stage
+from gpuopt.rules.stage import Stage
 from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -17,7 +17,7 @@ def move_average(var: Any, average: Any, *, average_weight: Any) -> None:
     follow(average, var, average_weight)
 
 
-_AVERAGE = Stage("averaged", Place.STORED, move_average, slots=("average",))
+_AVERAGE = Stage("averaged", move_average, slots=("average",))
 
 
 def averaged(base: UpdateRule, stored: np.dtype[Any] | None = None) -> StagedRule:

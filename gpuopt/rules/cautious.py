@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.rules.stage import Place, Stage
+from gpuopt.rules.stage import Stage
 from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -37,7 +37,6 @@ def _agrees(grad: Any, step: Any) -> Any:
 
 _CAUTION = Stage(
     "cautious",
-    Place.STEP,
     make_agreeing_step,
     sums=("agreeing", "elements"),
     terms=count_agreeing,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.rules.stage import Place, Stage
+from gpuopt.rules.stage import Stage
 from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -16,7 +16,7 @@ def clip(grad: Any, *, clip_factor: Any, clip_bound: Any) -> None:
     grad[...] = np.clip(grad * clip_factor, -clip_bound, clip_bound)
 
 
-_CLIPPING = Stage("clipped", Place.GRADIENT, clip)
+_CLIPPING = Stage("clipped", clip, is_measured=True)
 CLIP_SCALARS = _CLIPPING.scalars
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.rules.stage import Place, Stage
+from gpuopt.rules.stage import Stage
 from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -22,8 +22,8 @@ def decay_rows(var: Any, grad: Any, *, weight_decay: Any) -> None:
     var[...] = np.where(is_named, var - weight_decay * var, var)
 
 
-_DECAY = Stage("decayed", Place.VARIABLE, decay)
-_DECAY_OF_ROWS = Stage("decayed_rows", Place.VARIABLE, decay_rows)
+_DECAY = Stage("decayed", decay)
+_DECAY_OF_ROWS = Stage("decayed_rows", decay_rows)
 
 
 def decayed(base: UpdateRule) -> StagedRule:

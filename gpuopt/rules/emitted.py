@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuopt.rules.functions import OPERATIONS, TYPES
-from gpuopt.rules.tracing import Node, Program, Rank
+from gpuopt.rules.tracing import NUMBER, Node, Program, Rank
 
 _COSTLY = {"divide", "power", "select", "sqrt"}
 
@@ -98,7 +98,7 @@ def emit_staged(
     constants: Mapping[str, int],
     fields: Sequence[str],
     degrees: Sequence[int],
-    stages: Mapping[str, Sequence[EmittedStage]],
+    stages: Mapping[str, Sequence[EmittedStage | None]],
     slots: Sequence[str],
     *,
     has_own_sums: bool,
@@ -111,7 +111,7 @@ def emit_staged(
         constants: What the functor says of itself, by names.
         fields: The scalars behind those of the rule, in C++.
         degrees: See `UpdateRule`.
-        stages: By their places, in lower case; see `gpuopt.rules.staged`.
+        stages: By the function that calls them, in order; None stands for the rule.
         slots: Those before the rule's.
         has_own_sums: Whether the rule has sums.
     """
@@ -127,39 +127,44 @@ def emit_staged(
         "  template <class Real>",
         f"  struct Scalars : Rule::template Scalars<Real> {{ {declared}}};",
     ]
-    given = {place: list(stages.get(place, ())) for place in ("gradient", "variable", "step")}
-    stored = list(stages.get("stored", ()))
-    for stage in (*(stage for each in given.values() for stage in each), *stored):
+    every = (stage for called in stages.values() for stage in called if stage is not None)
+    for stage in every:
         lines += _stage(stage, fields)
     own = f"slot + {len(slots)}" if slots else "slot"
     slot_of = {slot: f"slot[{place}]" for place, slot in enumerate(slots)}
+    in_place = [stage for stage in stages["apply"] if stage is not None and "step" in stage.arrays]
+    step = ["Real step = Real(0);"] if in_place else []
+    step += [f"Rule::apply({'step' if in_place else 'var'}, grad, {own}, s);"]
 
-    def calls(some: Sequence[EmittedStage]) -> list[str]:
-        return [
-            f"{stage.name}({', '.join([*(slot_of.get(x, x) for x in stage.arrays), 's'])});"
-            for stage in some
-        ]
+    def calls(some: Sequence[EmittedStage | None]) -> list[str]:
+        lines = []
+        for stage in some:
+            if stage is None:
+                lines += step
+            else:
+                arrays = [slot_of.get(each, each) for each in stage.arrays]
+                lines.append(f"{stage.name}({', '.join([*arrays, 's'])});")
+        return lines
 
     scalars = "const Scalars<Real>& s"
-    of_step = "step" if given["step"] else "var"
-    step = ["Real step = Real(0);"] if given["step"] else []
-    step += [f"Rule::apply({of_step}, grad, {own}, s);"]
     template = "  template <class Real>"
-    if given["gradient"]:
-        body = [*calls(given["gradient"]), "return grad;"]
-        lines += _lines(f"Real gradient(Real grad, {scalars})", body, template)
-    terms = [stage for stage in given["step"] if stage.terms]
+    if stages["gradient"]:
+        is_numbered = any(NUMBER in stage.arrays for stage in stages["gradient"] if stage)
+        number = f" {NUMBER}" if is_numbered else ""
+        head = f"Real gradient(Real grad, numpy::Word{number}, {scalars})"
+        lines += _lines(head, [*calls(stages["gradient"]), "return grad;"], template)
+    terms = [stage for stage in in_place if stage.terms]
     if terms or has_own_sums:
-        body = calls(given["gradient"])
-        body += [*step, f"{terms[0].name}_terms(grad, step, terms);"] if terms else []
+        body = [*step, f"{terms[0].name}_terms(grad, step, terms);"] if terms else []
         body += [] if terms else [f"Rule::terms(var, grad, {own}, s, terms);"]
         var = "Real" if terms else "Real var"
         head = f"void terms({var}, Real grad, Real* slot, {scalars}, Real* terms)"
         lines += _lines(head, body, template)
-    body = [*calls(given["gradient"]), *calls(given["variable"]), *step, *calls(given["step"])]
-    lines += _lines(f"void apply(Real& var, Real grad, Real* slot, {scalars})", body, template)
-    if stored:
-        lines += _lines(f"void follow(Real var, Real* slot, {scalars})", calls(stored), template)
+    head = f"void apply(Real& var, Real grad, Real* slot, {scalars})"
+    lines += _lines(head, calls(stages["apply"]), template)
+    if stages["follow"]:
+        head = f"void follow(Real var, Real* slot, {scalars})"
+        lines += _lines(head, calls(stages["follow"]), template)
     return _struct(name, lines)
 
 
@@ -180,7 +185,10 @@ def _stage(stage: EmittedStage, fields: Sequence[str]) -> list[str]:
     names = {f"array {array}": array for array in stage.arrays}
     names |= {f"scalar {field}": f"s.{field}" for field in fields}
     written = {array for program in stage.programs.values() for array in program.stores}
-    given = [f"{{0}}{'&' if each in written else ''} {each}" for each in stage.arrays]
+    given = [
+        f"{'numpy::Word' if each == NUMBER else '{0}'}{'&' if each in written else ''} {each}"
+        for each in stage.arrays
+    ]
     head = f"{stage.name}({', '.join([*given, 'const Scalars<{0}>& s'])})"
     lines = _functions(head, stage.programs, names, places)
     if stage.terms:
@@ -329,7 +337,8 @@ class _Writer:
             return f"({infinite} - {infinite})"
         if np.isinf(node.detail):
             return infinite if node.detail > 0 else f"(-{infinite})"
-        return f"{of_type}({node.detail!r})"
+        suffix = "ull" if node.dtype.kind == "u" else ""
+        return f"{of_type}({node.detail!r}{suffix})"
 
     def _type_of(self, node: Node) -> str:
         return self._types[node.dtype.name]

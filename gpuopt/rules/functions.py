@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 # By the names of numpy's types: C++'s. `numpy::` is a namespace of kernels/shared/numpy.cuh.
-TYPES = {"bool": "bool", "int64": "numpy::Integer", "float32": "float", "float64": "double"}
+TYPES = {
+    **{"bool": "bool", "int64": "numpy::Integer", "uint64": "numpy::Word"},
+    **{"float32": "float", "float64": "double"},
+}
 _OPERATORS = {
     **{"add": "{} + {}", "subtract": "{} - {}", "multiply": "{} * {}", "divide": "{} / {}"},
     **{"negative": "-{}", "greater": "{} > {}", "greater_equal": "{} >= {}", "less": "{} < {}"},
@@ -25,6 +28,8 @@ OF_INTEGERS = frozenset(
     | {"left_shift", "maximum", "minimum", "positive", "power", "remainder", "right_shift"}
     | {"sign", "square"}
 )
+# These take words of 64 bits, too.
+OF_WORDS = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"})
 
 # By the ufunc's name: C++ with a place for each operand.
 UFUNCS = {

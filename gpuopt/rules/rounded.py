@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from gpuopt.rules.random_bits import GOLDEN, mixed
-from gpuopt.rules.stage import Place, Stage
+from gpuopt.rules.stage import Stage
 from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -28,12 +28,17 @@ _INFINITE = 0x7F800000
 
 
 def store_at_random(
-    *, rounding_key_0: Any, rounding_key_1: Any, rounding_key_2: Any, rounding_key_3: Any
+    number: Any,
+    *,
+    rounding_key_0: Any,
+    rounding_key_1: Any,
+    rounding_key_2: Any,
+    rounding_key_3: Any,
 ) -> None:
     """Rounds what is written to bfloat16 arrays up or down at random."""
 
 
-_ROUNDING = Stage("rounded", Place.STORE, store_at_random)
+_ROUNDING = Stage("rounded", store_at_random)
 ROUNDING_SCALARS = _ROUNDING.scalars
 
 

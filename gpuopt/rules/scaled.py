@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuopt.rules.clipped import clip
-from gpuopt.rules.stage import Place, Stage
+from gpuopt.rules.stage import Stage
 from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -15,7 +15,7 @@ def unscale(grad: Any, *, clip_factor: Any, clip_bound: Any) -> None:
     clip(grad, clip_factor=clip_factor, clip_bound=clip_bound)
 
 
-_UNSCALING = Stage("scaled", Place.GRADIENT, unscale, of_counts=True)
+_UNSCALING = Stage("scaled", unscale, of_counts=True, is_measured=True)
 
 
 def scaled(base: UpdateRule) -> StagedRule:

@@ -1,13 +1,6 @@
 """Stages of a step around its rule: plain functions, each with its slots and its scalars.
 
-A stage is written for numpy, like a rule, and traced like one. A step is made in this order:
-
-    gradient    before anything else: writes the gradient, as clipping does
-    variable    before the rule: writes the variable, as weight decay does
-    rule        the optimizer's own arithmetic
-    step        in the rule's place: gets the step that the rule makes from 0, as caution does
-    store       as the variable and the slots are stored: loops do it, with the stage's scalars
-    stored      once the variable is stored: gets what is stored of it, as an average does
+A stage is written for numpy, like a rule, and traced like one. `ORDER` says where each stands.
 """
 
 from __future__ import annotations
@@ -15,24 +8,28 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.emitted import EmittedStage
-from gpuopt.rules.tracing import REALS, Program, Rank, trace
+from gpuopt.rules.tracing import NUMBER, REALS, Program, Rank, trace
 
+RULE = "rule"
 
-class Place(IntEnum):
-    """When a stage is run; see the module."""
-
-    GRADIENT = 0
-    VARIABLE = 1
-    STEP = 2
-    STORE = 3
-    STORED = 4
+# The names of all stages, in the order that they are run in: by the functions of a program that
+# loops call, one after the other.
+ORDER: dict[str, list[str]] = {
+    # As the gradient is read: they write it.
+    "gradient": ["scaled", "clipped"],
+    # Before the rule, and in its place: these get the step that the rule makes from 0.
+    "apply": ["decayed", "decayed_rows", RULE, "cautious"],
+    # As the variable and the slots are stored: loops do it, with the stage's scalars.
+    "store": ["rounded"],
+    # Once the variable is stored: they get what is stored of it.
+    "follow": ["averaged"],
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,25 +37,27 @@ class Stage:
     """A stage of a step.
 
     Attributes:
-        name: What a rule with it is called: `decayed` for `decayed_adam`.
-        place: When it is run.
+        name: One of `ORDER`; what a rule with it is called: `decayed` for `decayed_adam`.
         function: Its parameters are the arrays that it takes, by their names: `var`, `grad`,
-            `step`, or one of `slots`; and behind a `*`, scalars. It writes in place.
+            `step`, or one of `slots`; or `number`, uint64, the number of each element in its
+            variable, which those of the gradient and of the store may take. Behind a `*`, scalars.
+            It writes in place.
         slots: The slots that it has.
         sums: Those of its scalars that are sums over the variable.
         terms: Takes the gradient and the step, and returns an array for each of `sums`, whose
             elements are summed.
         of_counts: Whether its scalars, and all others of the step, depend on how many steps a
             device has made by its own count.
+        is_measured: Whether what measures gradients knows what it does to them.
     """
 
     name: str
-    place: Place
     function: Callable[..., None]
     slots: tuple[str, ...] = ()
     sums: tuple[str, ...] = ()
     terms: Callable[[Any, Any], Sequence[Any]] | None = None
     of_counts: bool = False
+    is_measured: bool = False
 
     @computed_once
     def arrays(self) -> tuple[str, ...]:
@@ -67,6 +66,15 @@ class Stage:
     @computed_once
     def scalars(self) -> tuple[str, ...]:
         return self._parameters(inspect.Parameter.KEYWORD_ONLY)
+
+    @computed_once
+    def is_numbered(self) -> bool:
+        """Whether it takes the numbers of elements."""
+        return NUMBER in self.arrays
+
+    def is_of(self, function: str) -> bool:
+        """Whether it stands in a function of `ORDER`."""
+        return self.name in ORDER[function]
 
     def _parameters(self, kind: Any) -> tuple[str, ...]:
         every = inspect.signature(self.function).parameters.values()
@@ -97,3 +105,11 @@ class Stage:
         return trace(
             self.name, lambda given: function(given, given), arrays, scalars, real, read_only={}
         )
+
+
+def in_order(stages: Sequence[Stage], function: str) -> list[Stage | None]:
+    """Returns those of a function of `ORDER`, in order; None stands for the rule."""
+    found: list[Stage | None] = []
+    for name in ORDER[function]:
+        found += [None] if name == RULE else [stage for stage in stages if stage.name == name]
+    return found

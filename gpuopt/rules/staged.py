@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from gpuopt.computed_once import computed_once
-from gpuopt.rules.emitted import Functor, emit_staged
-from gpuopt.rules.stage import Place, Stage
+from gpuopt.rules.emitted import EmittedStage, Functor, emit_staged
+from gpuopt.rules.stage import ORDER, Stage, in_order
+from gpuopt.rules.tracing import NUMBER
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -46,19 +47,19 @@ class StagedRule(UpdateRule):
             },
             self.fields[len(self.rule.fields) :],
             self.degrees,
-            {
-                place.name.lower(): [s.emitted for s in self.stages if s.place is place]
-                for place in Place
-                if place is not Place.STORE
-            },
+            {function: self._emitted(function) for function in ("gradient", "apply", "follow")},
             self.slots[: len(self.slots) - len(self.rule.slots)],
             has_own_sums=bool(self.rule.sums),
         )
 
+    def _emitted(self, function: str) -> list[EmittedStage | None]:
+        every = in_order(self.stages, function)
+        return [None if each is None else each.emitted for each in every]
+
     @computed_once
     def _written(self) -> int:
         of_rule, num_own = self.rule._written, len(self.slots) - len(self.rule.slots)
-        moves_var = any(stage.place in (Place.VARIABLE, Place.STEP) for stage in self.stages)
+        moves_var = any(stage.is_of("apply") for stage in self.stages)
         slots = of_rule >> 1 << num_own | (1 << num_own) - 1
         return slots << 1 | of_rule & 1 | moves_var
 
@@ -74,8 +75,19 @@ class StagedRule(UpdateRule):
     def fields(self) -> tuple[str, ...]:
         return (*self.rule.fields, *self.scalars[len(self.rule.scalars) :])
 
-    def gradient(self, grad: Any, scalars: Mapping[str, Any]) -> Any:
-        return _gradient(self.stages, grad, scalars)
+    def gradient(
+        self, grad: Any, scalars: Mapping[str, Any], numbers: Callable[[], Any] | None = None
+    ) -> Any:
+        stages = [stage for stage in in_order(self.stages, "gradient") if stage is not None]
+        if not stages:
+            return grad
+        arrays = {"grad": grad.copy()}
+        if self.reads_numbers:
+            assert numbers is not None, "loops have them"
+            arrays[NUMBER] = numbers()
+        for stage in stages:
+            stage.run(arrays, scalars)
+        return arrays["grad"]
 
 
 @cache
@@ -92,12 +104,15 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
             it is the one that rules compute in.
     """
     rule, before = (base.rule, base.stages) if isinstance(base, StagedRule) else (base, ())
-    stages = tuple(sorted((*before, stage), key=lambda each: each.place))
+    stages = [each for name in ORDER for each in in_order((*before, stage), name) if each]
+    if len(stages) == len(before):
+        raise ValueError(f"the stage {stage.name} is not in ORDER of gpuopt/rules/stage.py")
     slots, sums = (*stage.slots, *base.slots), stage.sums or base.sums
     stored = stored or base.stored
     apply, terms = _functions(rule, stages, slots, stored)
     apply.__name__ = f"{stage.name}_{base.name}"
     apply.__module__ = rule.apply.__module__
+    has_other_sums = bool(stage.sums) or (stage.is_of("gradient") and not stage.is_measured)
     return StagedRule(
         apply=apply,
         slots=slots,
@@ -106,11 +121,11 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
         sums=sums,
         row_slots=base.row_slots,
         eight_bit=base.eight_bit,
-        degrees=() if stage.sums else base.degrees,
+        degrees=() if has_other_sums else base.degrees,
         stored=stored,
         terms=terms if sums else None,
         rule=rule,
-        stages=stages,
+        stages=tuple(stages),
     )
 
 
@@ -120,28 +135,26 @@ def _functions(
     names: Sequence[str],
     stored: np.dtype[Any] | None,
 ) -> tuple[Callable[..., None], Callable[..., Sequence[Any]]]:
-    """Returns what a rule and its stages do, and what they sum."""
+    """Returns what a rule and its stages do, and what they sum, of a gradient that is read."""
     first = len(names) - len(rule.slots)
-    before = [stage for stage in stages if stage.place is Place.VARIABLE]
-    in_place = [stage for stage in stages if stage.place is Place.STEP]
-    after = [stage for stage in stages if stage.place is Place.STORED]
+    steps, after = in_order(stages, "apply"), in_order(stages, "follow")
+    in_place = [stage for stage in steps if stage is not None and "step" in stage.arrays]
 
     def apply(var: Any, grad: Any, *slots: Any, **scalars: Any) -> None:
-        grad = _gradient(stages, grad, scalars)
-        arrays = {"var": var, "grad": grad, **dict(zip(names, slots, strict=True))}
-        for stage in before:
-            stage.run(arrays, scalars)
         target = np.zeros_like(var) if in_place else var
-        rule.apply(target, grad, *slots[first:], **rule.own(scalars))
-        for stage in in_place:
-            stage.run({**arrays, "step": target}, scalars)
+        arrays = {"var": var, "grad": grad, "step": target, **dict(zip(names, slots, strict=True))}
+        for stage in steps:
+            if stage is None:
+                rule.apply(target, grad, *slots[first:], **rule.own(scalars))
+            else:
+                stage.run(arrays, scalars)
         if after and stored is not None:
             arrays["var"] = var.astype(stored).astype(var.dtype)
         for stage in after:
-            stage.run(arrays, scalars)
+            if stage is not None:
+                stage.run(arrays, scalars)
 
     def terms(var: Any, grad: Any, *slots: Any, **scalars: Any) -> Sequence[Any]:
-        grad = _gradient(stages, grad, scalars)
         for stage in in_place:
             if stage.terms is not None:
                 step, copies = np.zeros_like(var), [slot.copy() for slot in slots[first:]]
@@ -151,14 +164,3 @@ def _functions(
         return rule.terms(var, grad, *slots[first:], **rule.own(scalars))
 
     return apply, terms
-
-
-def _gradient(stages: Sequence[Stage], grad: Any, scalars: Mapping[str, Any]) -> Any:
-    """Returns what stages make of a gradient, which itself stays."""
-    stages = [stage for stage in stages if stage.place is Place.GRADIENT]
-    if not stages:
-        return grad
-    arrays = {"grad": grad.copy()}
-    for stage in stages:
-        stage.run(arrays, scalars)
-    return arrays["grad"]

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from gpuopt.quietly import quietly
-from gpuopt.rules.functions import OF_INTEGERS, TYPES, UFUNCS
+from gpuopt.rules.functions import OF_INTEGERS, OF_WORDS, TYPES, UFUNCS
 
 MOST_DECISIONS = 8
 _OWN_FILES = (__file__, np.lib.mixins.__file__)
@@ -26,6 +26,10 @@ DType: TypeAlias = "np.dtype[Any]"
 
 # The types that rules compute in.
 REALS = (np.dtype(np.float32), np.dtype(np.float64))
+
+# The array that has the number of each element in its variable, and its type.
+NUMBER = "number"
+WORD: DType = np.dtype(np.uint64)
 
 
 class Rank(IntEnum):
@@ -104,7 +108,7 @@ def trace(
         function: Takes a mapping of stand-ins by name; may return values.
         arrays: The names of its arrays.
         scalars: The names of its scalars. One of rows is an array that is only read.
-        real: The type of all.
+        real: The type of all but `NUMBER`, which is only read.
         read_only: What arrays that it must not write are called in errors, by their names.
         is_emitted: Whether each operation must have a form in C++ here.
 
@@ -113,6 +117,7 @@ def trace(
         ValueError: it writes numbers of elements to an array of rows.
     """
     tape = _Tape(name, is_emitted)
+    read_only = {NUMBER: "the numbers of elements", **read_only}
     paths: list[_Path] = []
     lines: dict[str, str] = {}
     pending: list[list[bool]] = [[]]
@@ -120,7 +125,9 @@ def trace(
         tape.follow(pending.pop())
         own, given = (
             {
-                each: tape.given(op, each, rank, real, read_only.get(each, ""))
+                each: tape.given(
+                    op, each, rank, WORD if each == NUMBER else real, read_only.get(each, "")
+                )
                 for each, rank in names.items()
             }
             for op, names in (("array", arrays), ("scalar", scalars))
@@ -309,8 +316,10 @@ class _Tape:
         except TypeError:
             self.refuse(f"np.{name} of {', '.join(map(_shown_type, inputs))}")
         kinds = {each.kind for each in dtypes}
-        takes_integers = name in OF_INTEGERS or "numpy::" not in UFUNCS.get(name, "")
-        if not kinds <= set("bif" if takes_integers else "f") or result.name not in TYPES:
+        is_operator = "numpy::" not in UFUNCS.get(name, "")
+        takes = "f" + "bi" * (is_operator or name in OF_INTEGERS)
+        takes += "u" * (is_operator or name in OF_WORDS)
+        if not kinds <= set(takes) or result.name not in TYPES:
             self.refuse(f"np.{name} of {', '.join(map(str, dtypes))}")
         operands = [self.as_node(x, to) for x, to in zip(inputs, dtypes, strict=True)]
         is_array = any(isinstance(x, Traced) and x.is_array for x in inputs)
@@ -350,7 +359,7 @@ class _Tape:
             return node
         if node.op == "constant":
             return self._constant(dtype.type(node.detail).item(), dtype)
-        is_known = dtype.name in ("bool", "float32", "float64") or (
+        is_known = dtype.name in ("bool", "uint64", "float32", "float64") or (
             dtype == np.int64 and node.dtype.kind == "b"
         )
         if not is_known and self._is_emitted:

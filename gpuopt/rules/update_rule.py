@@ -16,8 +16,8 @@ from gpuopt.rules.degrees import refuse_other_degrees
 from gpuopt.rules.emitted import Functor, emit, emit_staged, field_name
 from gpuopt.rules.shift import Shift, shift_of
 from gpuopt.rules.sources import CudaSource, kernel_root
-from gpuopt.rules.stage import Place, Stage
-from gpuopt.rules.tracing import REALS, Program, Rank, trace
+from gpuopt.rules.stage import Stage
+from gpuopt.rules.tracing import NUMBER, REALS, Program, Rank, trace
 from gpuopt.rules.unnamed import Unnamed
 
 # The scalar of a row-wise rule that each row has for itself.
@@ -38,9 +38,9 @@ class UpdateRule:
 
     Attributes:
         apply: The function. Takes flat chunks of any length and updates `var` and its slots in
-            place; the gradient is read-only. Its result must depend on its arguments alone: it is
-            traced once. If the rule is row-wise, it takes rows, [num_rows, row_width], and each of
-            `row_slots` as [num_rows, 1].
+            place; the gradient is read-only, and what `gradient` returns. Its result must depend on
+            its arguments alone: it is traced once. If the rule is row-wise, it takes rows,
+            [num_rows, row_width], and each of `row_slots` as [num_rows, 1].
         slots: The slots' names, in order.
         scalars: The names of the scalars of a step, in order.
         cuda: The user's own functor, which is used instead of a traced one.
@@ -82,8 +82,8 @@ class UpdateRule:
 
     @computed_once
     def is_clipped(self) -> bool:
-        """Whether it computes with a gradient that a stage has written."""
-        return self._has(Place.GRADIENT)
+        """Whether a stage multiplies its gradient by a factor that is measured; see `clipped`."""
+        return any(stage.is_measured for stage in self.stages)
 
     @computed_once
     def is_scaled(self) -> bool:
@@ -93,15 +93,22 @@ class UpdateRule:
     @computed_once
     def is_rounded(self) -> bool:
         """Whether backends round the values that it writes stochastically; see `rounded`."""
-        return self._has(Place.STORE)
+        return any(stage.is_of("store") for stage in self.stages)
 
     @computed_once
     def is_averaged(self) -> bool:
         """Whether its first slot is a moving average of the variable; see `averaged`."""
-        return self._has(Place.STORED)
+        return any(stage.is_of("follow") for stage in self.stages)
 
-    def _has(self, place: Place) -> bool:
-        return any(stage.place is place for stage in self.stages)
+    @computed_once
+    def is_numbered(self) -> bool:
+        """Whether a stage takes the numbers of elements."""
+        return any(stage.is_numbered for stage in self.stages)
+
+    @computed_once
+    def reads_numbers(self) -> bool:
+        """Whether the gradient is read by the numbers of its elements."""
+        return any(stage.is_numbered and stage.is_of("gradient") for stage in self.stages)
 
     @computed_once
     def is_emitted(self) -> bool:
@@ -133,7 +140,7 @@ class UpdateRule:
                 constants,
                 fields=(),
                 degrees=self.degrees,
-                stages={},
+                stages={"gradient": (), "apply": (None,), "follow": ()},
                 slots=(),
                 has_own_sums=bool(self.sums),
             )
@@ -195,6 +202,7 @@ class UpdateRule:
 
     def _call(self, function: Any, given: Mapping[str, Any]) -> Any:
         var, grad, *slots = (given[name] for name in ("var", "grad", *self.slots))
+        grad = self.gradient(grad, given, lambda: given[NUMBER])
         return function(var, grad, *slots, **{name: given[name] for name in self.scalars})
 
     def _trace(self, function: Callable[..., Any], real: np.dtype[Any]) -> Program:
@@ -202,6 +210,8 @@ class UpdateRule:
             name: Rank.ROW if name in self.row_slots else Rank.ELEMENT
             for name in ("var", "grad", *self.slots)
         }
+        if self.reads_numbers:
+            arrays[NUMBER] = Rank.ELEMENT
         scalars = dict.fromkeys(self.scalars, Rank.UNIFORM)
         read_only = {"grad": "the gradient"}
         if self.row_slots:
@@ -252,8 +262,17 @@ class UpdateRule:
         """Returns the scalars that this rule takes, without the others."""
         return {name: scalars[name] for name in self.scalars}
 
-    def gradient(self, grad: Any, scalars: Mapping[str, Any]) -> Any:
-        """Returns the gradient that this rule computes with: the given one, or a clipped one."""
+    def gradient(
+        self, grad: Any, scalars: Mapping[str, Any], numbers: Callable[[], Any] | None = None
+    ) -> Any:
+        """Reads a gradient, which stays as it is: `apply` and `terms` get the result.
+
+        Args:
+            grad: An array of elements.
+            scalars: The rule's.
+            numbers: Returns the numbers of the elements in their variable, uint64, if the rule
+                `reads_numbers`.
+        """
         return grad
 
     @property

@@ -238,11 +238,12 @@ GPUOPT_WIDEST_REGISTERS void bring_up_columns(const LateRow<Unnamed, Real>& row,
 template <class Rule, class Shift, class Unnamed, class Real>
 GPUOPT_WIDEST_REGISTERS void update_columns(const LateRow<Unnamed, Real>& row, Real* var,
                                             const Slots<typename Unnamed::Rule, Real>& slots,
-                                            const Real* grad, long long tile,
+                                            const Real* grad, long long tile, long long number,
                                             typename Rule::template Scalars<Real> scalars) {
   if constexpr (Unnamed::moves) {
     const auto step = [&](long long i, Real value, Real rest, Real* slot) {
-      Shift::template apply<Rule>(value, rest, grad[i], slot, scalars);
+      const Real own = Rule::gradient(grad[i], number + i, scalars);
+      Shift::template apply<Rule>(value, rest, own, slot, scalars);
       return value;
     };
     write_columns(row, var, slots, tile, step);
@@ -253,7 +254,7 @@ GPUOPT_WIDEST_REGISTERS void update_columns(const LateRow<Unnamed, Real>& row, R
     for (long long i = 0; i < tile; ++i) {
       Real value = var[i], slot[slot_capacity<Rule>];
       for (int k = 0; k < Rule::num_slots; ++k) slot[k] = decay[k](slots.of[k][i]);
-      Rule::apply(value, grad[i], slot, scalars);
+      Rule::apply(value, Rule::gradient(grad[i], number + i, scalars), slot, scalars);
       var[i] = value;
       for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][i] = slot[k];
     }
@@ -269,16 +270,16 @@ struct LateTable {
     template <class Rule>
     __attribute__((always_inline)) void update(
         Real* var, const Slots<Rule, Real>& slots, const Real* grad, long long tile,
-        const typename Rule::template Scalars<Real>& scalars) const {
+        long long number, const typename Rule::template Scalars<Real>& scalars) const {
       static_assert(Rule::num_slots == Unnamed::Rule::num_slots, "of the same slots");
       if (this->gap > 0) {
         Slots<typename Unnamed::Rule, Real> own{};
         for (int k = 0; k < Rule::num_slots; ++k) own.of[k] = slots.of[k];
         if (!this->is_stepped())
-          return update_columns<Rule, Shift>(*this, var, own, grad, tile, scalars);
+          return update_columns<Rule, Shift>(*this, var, own, grad, tile, number, scalars);
         step_columns(*this, var, own, tile);
       }
-      RowUpToDate().update<Rule>(var, slots, grad, tile, scalars);
+      RowUpToDate().update<Rule>(var, slots, grad, tile, number, scalars);
     }
     void end() const { this->note(); }
   };

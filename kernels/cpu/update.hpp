@@ -44,15 +44,15 @@ Slots<Rule, Real> slots_at(Real* const* written, long long offset) {
   return slots;
 }
 
-// Updates an element of arrays of numbers as rules compute with them.
-// `inline`: else GCC calls it for each element of longer rules, and uses no vectors.
+// Updates an element of arrays of numbers as rules compute with them, by its number in its
+// variable. `inline`: else GCC calls it for each element of longer rules, and uses no vectors.
 template <class Rule, class Real>
 inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long at, Real grad,
-                           const typename Rule::template Scalars<Real>& scalars) {
+                           long long number, const typename Rule::template Scalars<Real>& scalars) {
   Real value = var[at];
   Real slot[slot_capacity<Rule>];
   for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][at];
-  Rule::apply(value, grad, slot, scalars);
+  Rule::apply(value, Rule::gradient(grad, number, scalars), slot, scalars);
   Rule::follow(value, slot, scalars);
   if (writes_var<Rule>) var[at] = value;
   for (int k = 0; k < Rule::num_slots; ++k)
@@ -61,23 +61,24 @@ inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long 
 
 // Returns the square of the gradient that a rule computes with.
 template <class Rule, class Real>
-inline Real squared(Real grad, const typename Rule::template Scalars<Real>& scalars) {
-  const Real seen = Rule::gradient(grad, scalars);
+inline Real squared(Real grad, long long number,
+                    const typename Rule::template Scalars<Real>& scalars) {
+  const Real seen = Rule::gradient(grad, number, scalars);
   return seen * seen;
 }
 
-// Adds up the squares of a row. `gradient_at(left, tile)` returns where `tile` columns from `left`
-// on are.
+// Adds up the squares of a row, whose first element has a number. `gradient_at(left, tile)` returns
+// where `tile` columns from `left` on are.
 template <class Rule, class Real, class GradientAt>
 __attribute__((always_inline)) inline Real sum_of_squares(
-    long long width, const GradientAt& gradient_at,
+    long long width, long long number, const GradientAt& gradient_at,
     const typename Rule::template Scalars<Real>& scalars) {
   // Several sums, in one order, so that several additions may run in one instruction.
   constexpr int lanes = 16;
   if (width <= lanes) {  // the same order, as each lane has one square
     const Real* const gradient = gradient_at(0, width);
-    Real sum = squared<Rule>(gradient[0], scalars);
-    for (long long i = 1; i < width; ++i) sum += squared<Rule>(gradient[i], scalars);
+    Real sum = squared<Rule>(gradient[0], number, scalars);
+    for (long long i = 1; i < width; ++i) sum += squared<Rule>(gradient[i], number + i, scalars);
     return sum;
   }
   Real squares[lanes] = {};
@@ -87,23 +88,24 @@ __attribute__((always_inline)) inline Real sum_of_squares(
     long long i = 0;
     for (; i + lanes <= tile; i += lanes)
       for (int lane = 0; lane < lanes; ++lane)
-        squares[lane] += squared<Rule>(gradient[i + lane], scalars);
-    for (; i < tile; ++i) squares[i % lanes] += squared<Rule>(gradient[i], scalars);
+        squares[lane] += squared<Rule>(gradient[i + lane], number + left + i + lane, scalars);
+    for (; i < tile; ++i)
+      squares[i % lanes] += squared<Rule>(gradient[i], number + left + i, scalars);
   }
   for (int lane = 1; lane < lanes; ++lane) squares[0] += squares[lane];
   return squares[0];
 }
 
-// Updates one row by a row-wise rule. See `sum_of_squares` for `gradient_at`.
+// Updates one row by a row-wise rule. See `sum_of_squares` for `number` and `gradient_at`.
 template <class Rule, class Real, class GradientAt>
 __attribute__((always_inline)) inline void update_whole_row(
-    Real* const* written, long long row, long long width, const GradientAt& gradient_at,
-    const typename Rule::template Scalars<Real>& scalars) {
+    Real* const* written, long long row, long long width, long long number,
+    const GradientAt& gradient_at, const typename Rule::template Scalars<Real>& scalars) {
   constexpr int first = OfRow<Rule>::num_slots;
   typename OfRow<Rule>::template Scalars<Real> of_row;
   static_cast<typename Rule::template Scalars<Real>&>(of_row) = scalars;
   of_row.mean_square =
-      sum_of_squares<Rule, Real>(width, gradient_at, scalars) / static_cast<Real>(width);
+      sum_of_squares<Rule, Real>(width, number, gradient_at, scalars) / static_cast<Real>(width);
   for (int k = 0; k < Rule::num_row_slots; ++k) of_row.row_slot[k] = written[1 + first + k][row];
   for (long long left = 0; left < width; left += tile_width) {
     const long long tile = tile_at(left, width);
@@ -113,7 +115,7 @@ __attribute__((always_inline)) inline void update_whole_row(
     const Slots<OfRow<Rule>, Real> slots = slots_at<OfRow<Rule>>(written, offset);
     GPUOPT_INDEPENDENT
     for (long long i = 0; i < tile; ++i)
-      update_element<OfRow<Rule>>(var, slots, i, gradient[i], of_row);
+      update_element<OfRow<Rule>>(var, slots, i, gradient[i], number + left + i, of_row);
   }
   OfRow<Rule>::update_row_slots(of_row);
   for (int k = 0; k < Rule::num_row_slots; ++k) written[1 + first + k][row] = of_row.row_slot[k];
@@ -123,7 +125,7 @@ __attribute__((always_inline)) inline void update_whole_row(
 // several rows in one instruction. A row's squares are added up in the order of `sum_of_squares`.
 template <int width, class Rule, class Real>
 void update_narrow_rows(Real* const* written, const Real* grad, long long num_rows,
-                        const typename Rule::template Scalars<Real>& scalars) {
+                        long long number, const typename Rule::template Scalars<Real>& scalars) {
   constexpr int first = OfRow<Rule>::num_slots;
   Real* const var = written[0];
   const Slots<OfRow<Rule>, Real> slots = slots_at<OfRow<Rule>>(written, 0);
@@ -134,13 +136,14 @@ void update_narrow_rows(Real* const* written, const Real* grad, long long num_ro
   GPUOPT_INDEPENDENT
   for (long long row = 0; row < num_rows; ++row) {
     const long long at = row * width;
-    Real squares = squared<Rule>(grad[at], scalars);
-    for (int i = 1; i < width; ++i) squares += squared<Rule>(grad[at + i], scalars);
+    Real squares = squared<Rule>(grad[at], number + at, scalars);
+    for (int i = 1; i < width; ++i)
+      squares += squared<Rule>(grad[at + i], number + at + i, scalars);
     auto of_row = of_chunk;
     of_row.mean_square = squares / Real(width);
     for (int k = 0; k < Rule::num_row_slots; ++k) of_row.row_slot[k] = row_slots[k][row];
     for (int i = 0; i < width; ++i)
-      update_element<OfRow<Rule>>(var, slots, at + i, grad[at + i], of_row);
+      update_element<OfRow<Rule>>(var, slots, at + i, grad[at + i], number + at + i, of_row);
     OfRow<Rule>::update_row_slots(of_row);
     for (int k = 0; k < Rule::num_row_slots; ++k) row_slots[k][row] = of_row.row_slot[k];
   }
@@ -149,16 +152,16 @@ void update_narrow_rows(Real* const* written, const Real* grad, long long num_ro
 // Updates whole rows by a row-wise rule; they are no narrower than `narrow`.
 template <int narrow = 1, class Rule, class Real>
 void update_whole_rows(Real* const* written, const Real* grad, long long num_rows, long long width,
-                       const typename Rule::template Scalars<Real>& scalars) {
+                       long long number, const typename Rule::template Scalars<Real>& scalars) {
   if constexpr (narrow <= most_narrow_columns) {
     if (width == narrow)
-      update_narrow_rows<narrow, Rule>(written, grad, num_rows, scalars);
+      update_narrow_rows<narrow, Rule>(written, grad, num_rows, number, scalars);
     else
-      update_whole_rows<narrow + 1, Rule>(written, grad, num_rows, width, scalars);
+      update_whole_rows<narrow + 1, Rule>(written, grad, num_rows, width, number, scalars);
   } else {
     for (long long row = 0; row < num_rows; ++row) {
       const auto gradient_at = [=](long long left, long long) { return grad + row * width + left; };
-      update_whole_row<Rule>(written, row, width, gradient_at, scalars);
+      update_whole_row<Rule>(written, row, width, number + row * width, gradient_at, scalars);
     }
   }
 }
@@ -271,25 +274,28 @@ __attribute__((always_inline)) inline const Real* sum_values(const RowValues<Rea
 template <class Rule, class Real, class Row>
 __attribute__((noinline, noclone)) void update_by_pieces(
     const Row& row, Real* var, const Slots<Rule, Real>& slots, const RowValues<Real>& values,
-    long long left, long long tile, const typename Rule::template Scalars<Real>& scalars) {
+    long long left, long long tile, long long number,
+    const typename Rule::template Scalars<Real>& scalars) {
   Real sum[tile_width];
   sum_pieces(values, left, tile, sum);
-  row.template update<Rule>(var, slots, sum, tile, scalars);
+  row.template update<Rule>(var, slots, sum, tile, number, scalars);
 }
 
 // Updates some columns of one row, from `left` on, by the sum of its values. The variable and the
-// slots begin at the first of these columns; see `update_rows` for the row. Inlined: where the
+// slots begin at the first of these columns, whose element has a number; see `update_rows` for the
+// row. Inlined: where the
 // compiler knows `tile`, it leaves out everything for other widths. Rows of several pieces are
 // apart: if their sum were `sum`, the compiler would keep no other sum in registers.
 template <class Rule, class Real, class Row>
 __attribute__((always_inline)) inline void update_tile(
     const Row& row, Real* var, const Slots<Rule, Real>& slots, const RowValues<Real>& values,
-    long long left, long long tile, const typename Rule::template Scalars<Real>& scalars) {
+    long long left, long long tile, long long number,
+    const typename Rule::template Scalars<Real>& scalars) {
   if (!is_one_piece(values))
-    return update_by_pieces<Rule, Real>(row, var, slots, values, left, tile, scalars);
+    return update_by_pieces<Rule, Real>(row, var, slots, values, left, tile, number, scalars);
   Real sum[tile_width];
   const Real* const grad = sum_piece(values, left, tile, sum);
-  row.template update<Rule>(var, slots, grad, tile, scalars);
+  row.template update<Rule>(var, slots, grad, tile, number, scalars);
 }
 
 // Updates rows[first] to rows[last - 1]. Row k receives the sum of the values at
@@ -320,7 +326,7 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
         if (gradient == sum) summed = left;
         return gradient;
       };
-      update_whole_row<Rule>(written, rows[row], width, gradient_at, scalars);
+      update_whole_row<Rule>(written, rows[row], width, rows[row] * width, gradient_at, scalars);
       continue;
     }
     const auto found = table.at(rows[row]);
@@ -329,7 +335,7 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
       Real* const var = written[0] + offset;
       const Slots<Rule, Real> slots = slots_at<Rule>(written, offset);
       const auto update = [&](long long tile) __attribute__((always_inline)) {
-        update_tile<Rule>(found, var, slots, mine, left, tile, scalars);
+        update_tile<Rule>(found, var, slots, mine, left, tile, offset, scalars);
       };
       if (left + tile_width <= width)
         update(tile_width);
@@ -344,10 +350,11 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
 struct RowUpToDate {
   template <class Rule, class Real>
   __attribute__((always_inline)) void update(
-      Real* var, const Slots<Rule, Real>& slots, const Real* grad, long long tile,
+      Real* var, const Slots<Rule, Real>& slots, const Real* grad, long long tile, long long number,
       const typename Rule::template Scalars<Real>& scalars) const {
     GPUOPT_INDEPENDENT
-    for (long long i = 0; i < tile; ++i) update_element<Rule>(var, slots, i, grad[i], scalars);
+    for (long long i = 0; i < tile; ++i)
+      update_element<Rule>(var, slots, i, grad[i], number + i, scalars);
   }
   void end() const {}
 };
@@ -400,7 +407,7 @@ struct Update {
       static_assert(is_in_place, "a rule with numbers of rows has no other arrays");
       const InPlace written(chunk.arrays);
       const Real* const grad = static_cast<const Real*>(chunk.grad);
-      update_whole_rows<1, Rule>(written.of, grad, chunk.num_rows, width, scalars);
+      update_whole_rows<1, Rule>(written.of, grad, chunk.num_rows, width, chunk.first, scalars);
     } else if constexpr (has_blocks) {
       const long long blocks = blocks_of(width);
       for (long long row = 0; row < chunk.num_rows; ++row)
@@ -514,19 +521,19 @@ struct Update {
     std::tuple<typename Slot::View...> slots;
     variable.open(of[0], at, size);
     (std::get<k>(slots).open(of[1 + k], at, size), ...);
-    Numbering<Rule> numbering;
-    numbering.count_from(number);
+    const Numbered numbered{number};
     GPUOPT_INDEPENDENT
     for (long long i = 0; i < size; ++i) {
       Real value = variable.read(i);
       Real slot[slot_capacity<Rule>] = {std::get<k>(slots).read(i)...};
-      Rule::apply(value, gradient.read(i), slot, scalars);
+      const Real grad = Rule::gradient(gradient.read(i), numbered.number(i), scalars);
+      Rule::apply(value, grad, slot, scalars);
       if constexpr (has_blocks) begin_anew(slot);
       // What is stored in bfloat16 is rounded, and nothing else; the rule's own slots are of one
       // type.
-      if constexpr (!is_in_place)
-        numbering.template round<std::is_same<Var, Cast<Bfloat16>>::value>(static_cast<int>(i),
-                                                                           scalars, value, slot);
+      if constexpr (Rule::is_rounded && !is_in_place)
+        numbered.template round<Rule, std::is_same<Var, Cast<Bfloat16>>::value>(
+            static_cast<int>(i), scalars, value, slot);
       Rule::follow(Var::of(value), slot, scalars);
       if (writes_var<Rule>) variable.write(i, value);
       // A slot that the rule only reads may begin anew, too.

@@ -55,7 +55,7 @@ constexpr int num_coded_arrays = 1 + 2 * Program::num_slots - Program::num_avera
 
 // A variable, its average if the rule moves one, the codes of its slots, and their scales.
 template <class Program>
-struct CodedTarget {
+struct CodedTarget : Numbered {
   VarOf<Program>* var;
   float* average = nullptr;
   Slots<Program, unsigned char> codes;  // from `Program::num_averages` on
@@ -255,7 +255,7 @@ __device__ __forceinline__ float encode_lane(int slot, const float (&values)[lan
 // Every lane of the block must make one before one of them stores: the first lane writes the scales
 // that all read.
 template <class Program>
-struct CodedState {
+struct CodedState : Numbered {
   using Codes = typename Program::Codes;
   static_assert(sizeof(RealOf<Program>) == sizeof(float), "codes stand for float");
 
@@ -267,7 +267,9 @@ struct CodedState {
   unsigned int largest[slot_capacity<Program>];     // of these, by `bits_for_scale`
 
   __device__ __forceinline__ CodedState(const CodedTarget<Program>& target, bool is_packed,
-                                        const LanePart& part) {
+                                        const LanePart& part)
+      : Numbered(target) {
+    count_from(part.begin);
 #pragma unroll
     for (int k = Program::num_averages; k < Program::num_slots; ++k)
       scales[k] = __ldcs(target.scales.of[k] + part.block);
@@ -308,7 +310,8 @@ struct CodedState {
       float slot[slot_capacity<Program>];
       decode_element(i, slot);
       if constexpr (Program::num_averages > 0) slot[0] = average[i];
-      Program::apply(value, gradient[i], slot, scalars);
+      const float grad = Program::gradient(gradient[i], number(i), scalars);
+      Program::apply(value, grad, slot, scalars);
       var[i] = VarOf<Program>(value);
       Program::follow(static_cast<float>(var[i]), slot, scalars);
       if constexpr (Program::num_averages > 0) average[i] = slot[0];
@@ -359,7 +362,8 @@ struct CodedState {
       float slot[slot_capacity<Program>];
       decode_element(i, slot);
       float terms[num_sums];
-      Program::terms(static_cast<float>(var[i]), gradient[i], slot, scalars, terms);
+      const float grad = Program::gradient(gradient[i], number(i), scalars);
+      Program::terms(static_cast<float>(var[i]), grad, slot, scalars, terms);
 #pragma unroll
       for (int k = 0; k < num_sums; ++k) sums[k] += i < count ? terms[k] : 0;
     }

@@ -223,10 +223,11 @@ struct LateRow {
       rest[i] = drops_bits_of_var<Program> ? var + left : left;
     });
     state.change([&](int i, Real& var, Real* slot) {
+      const Real grad = state.read(i, gradient, scalars);
       if constexpr (Unnamed::moves) {
-        Program::Shift::template apply<Program>(var, rest[i], gradient[i], slot, scalars);
+        Program::Shift::template apply<Program>(var, rest[i], grad, slot, scalars);
       } else {
-        Program::apply(var, gradient[i], slot, scalars);
+        Program::apply(var, grad, slot, scalars);
       }
     });
   }

@@ -7,6 +7,7 @@ namespace gpuopt {
 namespace numpy {
 
 using Integer = long long;
+using Word = unsigned long long;
 
 template <class Real>
 GPUOPT_INLINE Real infinity() {
@@ -77,6 +78,12 @@ GPUOPT_INLINE Integer left_shift(Integer x, Integer by) {
 GPUOPT_INLINE Integer right_shift(Integer x, Integer by) {
   return by >= 0 && by < 64 ? x >> by : (x < 0 ? -1 : 0);
 }
+
+GPUOPT_INLINE Word bitwise_and(Word x, Word y) { return x & y; }
+GPUOPT_INLINE Word bitwise_or(Word x, Word y) { return x | y; }
+GPUOPT_INLINE Word bitwise_xor(Word x, Word y) { return x ^ y; }
+GPUOPT_INLINE Word left_shift(Word x, Word by) { return by < 64 ? x << by : 0; }
+GPUOPT_INLINE Word right_shift(Word x, Word by) { return by < 64 ? x >> by : 0; }
 
 // Exponents of integers are not below 0: numpy refuses those.
 GPUOPT_INLINE Integer power(Integer x, Integer exponent) {

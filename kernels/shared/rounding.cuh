@@ -1,4 +1,4 @@
-// Stochastic rounding of what a rule writes: which elements these are, and the rounding itself.
+// The numbers of elements in their variable, and stochastic rounding of what a rule writes by them.
 // Compiles as CUDA and as plain C++17. Mirrors `round_at_random` in gpuopt/rules/rounded.py.
 #pragma once
 #if !defined(__CUDACC__)
@@ -27,24 +27,19 @@ GPUOPT_INLINE void round_by(float& value, unsigned int random) {
   memcpy(&value, &bits, sizeof bits);
 }
 
-// The number, in their variable, of the first of some elements: where it is needed.
-template <class Rule, bool = Rule::is_rounded>
-struct Numbering {
-  GPUOPT_INLINE void count_from(long long) {}
-
-  template <bool is_var_rounded, class Scalars, class Real>
-  GPUOPT_INLINE void round(int, const Scalars&, Real&, Real*) const {}
-};
-template <class Rule>
-struct Numbering<Rule, true> {
-  long long first = 0;
+// Elements that follow each other in their variable. Compilers drop the number if nothing uses it.
+struct Numbered {
+  long long first = 0;  // the number of the first one
 
   GPUOPT_INLINE void count_from(long long elements) { first += elements; }
+  GPUOPT_INLINE unsigned long long number(long long i) const {
+    return static_cast<unsigned long long>(first + i);
+  }
 
   // Rounds what the rule made of element number `i` from the first one on: array number `k`, where
   // the variable is 0 and slots follow, by 16 bits of word number `k / 4` of the element's. The
   // variable may be left as it is; an average, which is before the slots, is.
-  template <bool is_var_rounded, class Scalars>
+  template <class Rule, bool is_var_rounded, class Scalars>
   GPUOPT_INLINE void round(int i, const Scalars& s, float& var, float* slot) const {
     constexpr int num_slots = Rule::num_slots - Rule::num_averages;
     constexpr int words = (num_slots + 4) / 4;

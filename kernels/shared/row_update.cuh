@@ -33,7 +33,8 @@ __device__ __forceinline__ void update_row_by(const Target<RowOf<Program>>& elem
     gradient_at(column, gradient);
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-      const Real seen = Program::gradient(gradient[k], scalars);
+      const unsigned long long number = elements.number(row * row_width + column + k);
+      const Real seen = Program::gradient(gradient[k], number, scalars);
       squares += seen * seen;
     }
   }

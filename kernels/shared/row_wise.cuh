@@ -18,6 +18,11 @@ struct OfRow : RuleDefaults {
   };
 
   template <class Real>
+  GPUOPT_INLINE static Real gradient(Real grad, unsigned long long number, const Scalars<Real>& s) {
+    return Rule::gradient(grad, number, s);
+  }
+
+  template <class Real>
   GPUOPT_INLINE static void apply(Real& var, Real grad, Real* slot, const Scalars<Real>& s) {
     Real every[Rule::num_slots];
     for (int k = 0; k < num_slots; ++k) every[k] = slot[k];

@@ -17,9 +17,10 @@ struct RuleDefaults {
   // The degree of a sum in the gradient, if it is over the variable and the gradient alone.
   GPUOPT_INLINE static constexpr int degree(int) { return -1; }
 
-  // What the rule computes with: for loops that compute something of the gradient themselves.
+  // Reads the gradient of an element, given the element's number in its variable. Every loop calls
+  // `apply` and `terms` with the result.
   template <class Real, class Scalars>
-  GPUOPT_INLINE static Real gradient(Real grad, const Scalars&) {
+  GPUOPT_INLINE static Real gradient(Real grad, unsigned long long, const Scalars&) {
     return grad;
   }
 

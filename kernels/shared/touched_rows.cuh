@@ -67,7 +67,7 @@ __device__ __forceinline__ void update_rows(
     Target<Program> target = num_tables == 1
                                  ? Target<Program>(only_arrays.of)
                                  : Target<Program>(arrays + table * num_arrays<Program>);
-    if constexpr (Program::is_rounded) target.count_from(-tables.first_key_of(table) * row_width);
+    target.count_from(-tables.first_key_of(table) * row_width);
     const auto missed = behind.row(table, row);
     if constexpr (Program::num_row_slots > 0) {
       const auto gradient_at = [&](long long column, auto& sum) {

@@ -124,7 +124,7 @@ struct AverageElements<Program, count, true> {
 
 // A variable and its slots.
 template <class Program>
-struct Target : Numbering<Program> {
+struct Target : Numbered {
   VarOf<Program>* var;
   Slots<Program, SlotOf<Program>> slots;  // from `first_slot` on
   AverageArray<Program> average;
@@ -142,7 +142,7 @@ struct Target : Numbering<Program> {
   // The variable and the first slots of a target of another rule.
   template <class Other>
   __device__ __forceinline__ explicit Target(const Target<Other>& other)
-      : average(other.average), beside(other.beside) {
+      : Numbered(other), average(other.average), beside(other.beside) {
     var = other.var;
     for (int k = first_slot<Program>; k < Program::num_slots; ++k) slots.of[k] = other.slots.of[k];
   }
@@ -253,7 +253,7 @@ struct Weights<Program, count, Split> {
 // Elements of a variable and of its slots, in registers. They are loaded before anything is
 // computed, so that one wait is for all loads.
 template <class Program, int count>
-struct State : Numbering<Program> {
+struct State : Numbered {
   static_assert(!Program::is_rounded || sizeof(SlotOf<Program>) == 2, "to bfloat16");
   using Real = RealOf<Program>;
 
@@ -261,9 +261,8 @@ struct State : Numbering<Program> {
   Elements<SlotOf<Program>, count> slots[slot_capacity<Program>];
   AverageElements<Program, count> average;
 
-  __device__ __forceinline__ State(const Target<Program>& target, long long at)
-      : Numbering<Program>(target) {
-    this->count_from(at);
+  __device__ __forceinline__ State(const Target<Program>& target, long long at) : Numbered(target) {
+    count_from(at);
     weights.load_from(target, at);
     average.load_from(target, at);
 #pragma unroll
@@ -274,11 +273,18 @@ struct State : Numbering<Program> {
   __device__ __forceinline__ void update(const Real (&gradient)[count],
                                          const typename Program::template Scalars<Real>& scalars) {
     change([&](int i, Real& value, Real* slot) {
-      Program::apply(value, gradient[i], slot, scalars);
-      this->template round<drops_bits_of_var<Program>>(i, scalars, value, slot);
+      Program::apply(value, read(i, gradient, scalars), slot, scalars);
+      if constexpr (Program::is_rounded)
+        this->template round<Program, drops_bits_of_var<Program>>(i, scalars, value, slot);
       constexpr bool is_cut = drops_bits_of_var<Program> && !Program::is_rounded;
       Program::follow(is_cut ? Real(VarOf<Program>(value)) : value, slot, scalars);
     });
+  }
+
+  __device__ __forceinline__ Real
+  read(int i, const Real (&gradient)[count],
+       const typename Program::template Scalars<Real>& scalars) const {
+    return Program::gradient(gradient[i], number(i), scalars);
   }
 
   // Calls `apply` with the place of each element, its weight and its slots, which it may change.
@@ -311,7 +317,7 @@ struct State : Numbering<Program> {
 #pragma unroll
       for (int k = first_slot<Program>; k < Program::num_slots; ++k) slot[k] = Real(slots[k].of[i]);
       Real terms[num_sums];
-      Program::terms(weights.get(i), gradient[i], slot, scalars, terms);
+      Program::terms(weights.get(i), read(i, gradient, scalars), slot, scalars, terms);
 #pragma unroll
       for (int k = 0; k < num_sums; ++k) sums[k] += terms[k];
     }

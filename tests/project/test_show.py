@@ -68,7 +68,7 @@ def test_the_printed_source_has_numpys_bits(
 using Rule = {rule};
 extern "C" void run(int size, float* var, float* grad, float* slots, Rule::Scalars<float>* s) {{
   for (int i = 0; i < size; ++i) {{
-    Rule::apply(var[i], grad[i], slots + 3 * i, *s);
+    Rule::apply(var[i], Rule::gradient(grad[i], i, *s), slots + 3 * i, *s);
     Rule::follow(var[i], slots + 3 * i, *s);
   }}
 }}
@@ -133,7 +133,9 @@ def test_stages_are_printed_in_the_order_of_their_calls(capsys: pytest.CaptureFi
     text = shown("torchadamw --averages --cautious --clip", capsys)
     names = ["agreeing, elements", "clip", "decay", "adam", "make_agreeing_step", "move_average"]
     assert stages(text) == names
-    _, _, calls = text.rpartition(" apply(Real")
+    _, _, after = text.partition(" gradient(Real")
+    reading, _, after = after.partition(" terms(Real")
+    calls = reading + after.partition(" apply(Real")[2]
     assert re.findall(rf"({'|'.join(names)}|Rule::apply)\(", calls) == [
         *("clip", "decay", "Rule::apply", "make_agreeing_step", "move_average")
     ]

@@ -19,6 +19,7 @@ from gpuopt.backends.cpu.forms.compiled import Stored
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import Array, scratch
+from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.tiles import Rounding, buffers_for, cut_short, update_tile
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.codecs import Codecs, codec_of
@@ -260,11 +261,10 @@ class DensePlan:
         arrays, grad, first = chunks.part(number, gradients)
         form, size = forms[group], arrays[0].size
         types = buffers_for(form, self.codecs, self.real, None if grad is None else grad.dtype)
-        rounds = None
-        if rounding is not None:
-            numbers = np.arange(first, first + size, dtype=np.uint64)
-            rounds = rounding[group]._replace(numbers=numbers)
-        update_tile(form, self.codecs, self.real, arrays, grad, scratch(types, size), rounds)
+        numbers = Numbers(first, size)
+        rounds = None if rounding is None else rounding[group]
+        buffers = scratch(types, size)
+        update_tile(form, self.codecs, self.real, arrays, grad, buffers, numbers, rounds)
 
 
 def _arrays_of(target: Target, codecs: Codecs) -> Sequence[Array]:

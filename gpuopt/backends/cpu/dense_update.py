@@ -52,9 +52,9 @@ def update_dense(
             rule, plan.real, scalars, is_large, stored=stored, zero_grad=zero_grad
         )
         plan = plan.for_forms(forms)
-    rounding = None
-    if rule.is_rounded:
-        plan, rounding = plan.apart, rounding_of(rule, scalars)
+    if rule.is_numbered:
+        plan = plan.apart
+    rounding = rounding_of(rule, scalars) if rule.is_rounded else None
     if gradients is not None and plan.read_late:
         gradients = plan.flat(plan.without_overlap(gradients))
     tasks = plan.tasks(forms, gradients, threads, rounding)
@@ -66,7 +66,7 @@ def update_dense(
     for position in plan.strided:
         assert gradients is not None, "the variables are large"
         of_group, gradient = scalars[plan.groups[position]], gradients[position]
-        if plan.codecs.are_casts and not (rule.is_rounded or rule.row_slots):
+        if plan.codecs.are_casts and not (rule.is_numbered or rule.row_slots):
             _update_strided(rule, plan.targets[position], gradient, of_group)
         else:
             _update_copies(rule, plan, position, gradient, [of_group], limits)
@@ -89,7 +89,8 @@ def _update_strided(rule: UpdateRule, target: Target, gradient: Array, scalars: 
     )
     with chunks:
         for chunk in chunks:
-            rule.apply(*chunk, **scalars)
+            values, grad, *others = chunk
+            rule.apply(values, rule.gradient(grad, scalars), *others, **scalars)
 
 
 def _update_copies(

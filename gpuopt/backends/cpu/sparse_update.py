@@ -23,6 +23,7 @@ from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.missed_steps import UpToDate
+from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.row_groups import RowGroups, group_rows, stable_order, sum_rows
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.tiles import Rounding, buffers_for, cut_short, update_tile
@@ -161,12 +162,10 @@ def _new_rows(
     [arrays], codecs, real = plan.arrays, plan.codecs, plan.real
     height = len(rows)
     new_rows = [np.ascontiguousarray(array[rows]).reshape(height, -1) for array in arrays]
-    form, rounding = PlainRule(rule, scalars), None
-    if rule.is_rounded:
-        numbers = _numbers(rows, sums.size // height)
-        rounding = Rounding(rule.is_averaged, scalars, numbers)
+    form, numbers = PlainRule(rule, scalars), Numbers(0, sums.size // height, rows)
+    rounding = Rounding(rule.is_averaged, scalars) if rule.is_rounded else None
     buffers = [np.empty(sums.size, dtype) for dtype in buffers_for(form, codecs, real, None)]
-    update_tile(form, codecs, real, new_rows, sums.reshape(-1), buffers, rounding)
+    update_tile(form, codecs, real, new_rows, sums.reshape(-1), buffers, numbers, rounding)
     return new_rows
 
 
@@ -255,20 +254,12 @@ def _update_gathered(
             shape = len(some), math.prod(array.shape[1:])
             gathered.append(buffer[: math.prod(shape)].reshape(shape))
             _take(array, some, gathered[-1])
-        rounds = None if rounding is None else rounding._replace(numbers=_numbers(some, width))
-        grad = gradient.reshape(-1)
-        update_tile(form, codecs, real, gathered, grad, buffers[len(arrays) :], rounds)
+        grad, own = gradient.reshape(-1), buffers[len(arrays) :]
+        update_tile(form, codecs, real, gathered, grad, own, Numbers(0, width, some), rounding)
         for array, new_rows in zip(arrays, gathered, strict=True):
             _put(array, some, new_rows)
 
     share_out(update_rows, range(0, len(rows), height), threads)
-
-
-def _numbers(rows: Array, width: int) -> Array:
-    """Returns the numbers that the elements of some rows have in their variable."""
-    firsts = rows.astype(np.uint64)[:, np.newaxis] * np.uint64(width)
-    numbers: Array = (firsts + np.arange(width, dtype=np.uint64)).reshape(-1)
-    return numbers
 
 
 def _update_late(
@@ -284,7 +275,8 @@ def _update_late(
     """Does what `_update_gathered` does, after the steps that the rows have missed."""
     threads = limits.threads_for(sums.size * 2)
     longest = min(chunk_length(form, sums.size, threads), CHUNK_ELEMENTS)
-    height = max(longest // max(sums[0].size, 1), 1)
+    width = max(sums[0].size, 1)
+    height = max(longest // width, 1)
     decay = None if shift is None or shift.decay is None else scalars[shift.decay]
 
     def update_rows(first: int) -> None:
@@ -300,7 +292,8 @@ def _update_late(
                     var += rest
                 else:
                     stepped = rest
-            form.apply([stepped, *slots], gradient, scratch(form.scratch_dtypes, len(gradient)))
+            buffers = scratch(form.scratch_dtypes, len(gradient))
+            form.apply([stepped, *slots], gradient, buffers, Numbers(0, width, rows[part]))
             if stepped is not var:
                 if decay is not None:
                     stepped -= decay * var

@@ -13,6 +13,7 @@ from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import scratch
+from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -31,7 +32,7 @@ def scalars_with_sums(
 
     def add_sums(position: int) -> None:
         scalars, gradient = each[position], gradients[position]
-        if plan.codecs.are_casts:
+        if plan.codecs.are_casts and not rule.reads_numbers:
             sums = _sums(rule, plan.targets[position], gradient, scalars)
         else:
             sums = _sums_of_decoded(rule, plan, position, gradient, scalars)
@@ -58,7 +59,8 @@ def _sums(rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars) -
     sums = np.zeros(len(rule.sums))
     with chunks:
         for chunk in chunks:
-            sums += _added(rule.terms(*chunk, **scalars))
+            values, grad, *others = chunk
+            sums += _added(rule.terms(values, rule.gradient(grad, scalars), *others, **scalars))
     return sums
 
 
@@ -75,9 +77,10 @@ def _sums_of_decoded(
     most = PlainRule.most_elements
     chunks = Chunks([arrays], [0], most, have_blocks=codecs.have_blocks)
     for number in range(len(chunks)):
-        stored, part, _ = chunks.part(number, [grad])
+        stored, part, first = chunks.part(number, [grad])
         assert part is not None
         part = part.astype(real, copy=False)
+        part = rule.gradient(part, scalars, Numbers(first, part.size))
         var, *slots = codecs.decode(stored, scratch([real] * codecs.num_decoded, stored[0].size))
         sums += _added(rule.terms(var, part, *slots, **scalars))
     return sums

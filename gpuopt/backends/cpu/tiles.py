@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
+from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.codecs import Cast, Codec, Codecs
 from gpuopt.rules.moving_average import AVERAGE_WEIGHT, follow
 from gpuopt.rules.rounded import BFLOAT16, round_at_random
@@ -20,7 +21,6 @@ Array = np.ndarray[Any, Any]
 # second-level cache.
 _MOST_ROUNDED = 1 << 14
 _MOST_CODED = 1 << 13
-_NO_NUMBERS = np.zeros(0, np.uint64)
 
 
 class Rounding(NamedTuple):
@@ -29,16 +29,14 @@ class Rounding(NamedTuple):
     Attributes:
         is_averaged: Whether the first slot is a moving average, which is rounded to nearest.
         scalars: The rule's; the key of the step's random bits is one of them.
-        numbers: uint64 [size], the number of each element in its variable.
     """
 
     is_averaged: bool
     scalars: Scalars
-    numbers: Array = _NO_NUMBERS
 
 
 def rounding_of(rule: UpdateRule, scalars: Sequence[Scalars]) -> list[Rounding]:
-    """Returns the rounding of each group, without the numbers of elements."""
+    """Returns the rounding of each group."""
     return [Rounding(rule.is_averaged, each) for each in scalars]
 
 
@@ -64,6 +62,7 @@ def update_tile(
     arrays: Sequence[Array],
     grad: Array | None,
     buffers: Sequence[Array],
+    numbers: Numbers,
     rounding: Rounding | None = None,
 ) -> None:
     """Decodes some elements of a variable and its slots, applies a rule, and encodes them.
@@ -75,6 +74,7 @@ def update_tile(
         arrays: As `codecs` take them, contiguous. If blocks of codes end at rows, [num_rows, ...].
         grad: Flat; None if the form was made for a gradient of zeros.
         buffers: Scratch arrays, at least as long as the variable's; see `buffers_for`.
+        numbers: Of the elements in their variable.
         rounding: None if all is rounded to nearest.
     """
     size, buffers = arrays[0].size, list(buffers)
@@ -85,9 +85,9 @@ def update_tile(
         np.copyto(converted, grad, casting="unsafe")
         grad = converted
     average = values[1].copy() if rounding is not None and rounding.is_averaged else None
-    form.apply(values, grad, [each[:size] for each in buffers])
+    form.apply(values, grad, [each[:size] for each in buffers], numbers)
     if rounding is not None:
-        _round(codecs, real, values, average, rounding)
+        _round(codecs, real, values, average, numbers(), rounding)
     codecs.encode(values, arrays)
 
 
@@ -96,6 +96,7 @@ def _round(
     real: np.dtype[Any],
     values: Sequence[Array],
     average: Array | None,
+    numbers: Array,
     rounding: Rounding,
 ) -> None:
     """Rounds the numbers that are stored in bfloat16.
@@ -105,9 +106,7 @@ def _round(
     """
     own = [0, *range(1 + rounding.is_averaged, len(values))]
     chosen = [values[k] if codecs.every[k] == Cast(BFLOAT16, real) else None for k in own]
-    for k, rounded in zip(
-        own, round_at_random(chosen, rounding.numbers, rounding.scalars), strict=True
-    ):
+    for k, rounded in zip(own, round_at_random(chosen, numbers, rounding.scalars), strict=True):
         if rounded is not None:
             values[k][:] = rounded
     if average is not None:

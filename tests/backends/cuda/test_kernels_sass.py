@@ -296,19 +296,26 @@ def test_a_stage_that_is_off_costs_no_instruction(tmp_path: Path) -> None:
         assert "is_" not in kernel.rule.own_functor.definition
     without = tmp_path / "kernels"
     shutil.copytree(on_disk(kernel_root()), without)
-    update = without / "shared" / "update.cuh"
+    update, touched = (without / "shared" / f"{each}.cuh" for each in ("update", "touched_rows"))
     for header, old, new in (
         (
             update,
             "Program::follow(is_cut ? Real(VarOf<Program>(value)) : value, slot, scalars);",
             "",
         ),
-        (update, "this->template round<drops_bits_of_var<Program>>(i, scalars, value, slot);", ""),
-        (update, "this->count_from(at);", ""),
+        (
+            update,
+            "this->template round<Program, drops_bits_of_var<Program>>(i, scalars, value, slot);",
+            "",
+        ),
+        (update, "Program::gradient(gradient[i], number(i), scalars);", "gradient[i];"),
+        (update, "    count_from(at);\n", ""),
         (update, "shifted.count_from(begin);", ""),
-        (update, "struct Target : Numbering<Program> {", "struct Target {"),
-        (update, "struct State : Numbering<Program> {", "struct State {"),
-        (update, "\n      : Numbering<Program>(target) {", " {"),
+        (update, "struct Target : Numbered {", "struct Target {"),
+        (update, "struct State : Numbered {", "struct State {"),
+        (update, " : Numbered(target) {", " {"),
+        (update, "      : Numbered(other), average(", "      : average("),
+        (touched, "    target.count_from(-tables.first_key_of(table) * row_width);\n", ""),
     ):
         assert header.read_text().count(old) == 1
         header.write_text(header.read_text().replace(old, new))

@@ -13,6 +13,7 @@ import numpy as np
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.compiler import build, why_not_compiled
 from gpuopt.backends.cpu.memory import scratch
+from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.row_groups import RowGroups, group_rows
 from gpuopt.codecs import Cast, Codec, Codecs, Plain
 from gpuopt.rules.rounded import BFLOAT16
@@ -128,11 +129,18 @@ class CompiledRule:
         self.scalars = scalars
         self.scalars_address = scalars_address
 
-    def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
+    def apply(
+        self,
+        written: Sequence[Chunk],
+        grad: Chunk | None,
+        scratch: Sequence[Chunk],
+        numbers: Numbers | None = None,
+    ) -> None:
         addresses = [0 if array is None else array.ctypes.data for array in (*written, grad)]
         num_rows = len(written[-1])
         shape = num_rows, len(written[0]) // num_rows
-        table = np.array([[*addresses, *shape, 0, self.scalars_address]], np.intp)
+        first = 0 if numbers is None else numbers.first
+        table = np.array([[*addresses, *shape, first, self.scalars_address]], np.intp)
         self.update_chunks(table, np.zeros(1, np.int64))
 
     def update_chunks(self, table: Chunk, taken: Chunk) -> None:

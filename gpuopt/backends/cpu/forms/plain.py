@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.memory import read_only
+from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.rules.update_rule import MEAN_SQUARE, UpdateRule
 
 Chunk = np.ndarray[Any, Any]
@@ -32,22 +33,30 @@ class PlainRule:
     def __init__(self, rule: UpdateRule, scalars: Scalars) -> None:
         self._rule, self._scalars = rule, scalars
 
-    def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
+    def apply(
+        self,
+        written: Sequence[Chunk],
+        grad: Chunk | None,
+        scratch: Sequence[Chunk],
+        numbers: Numbers | None = None,
+    ) -> None:
         if grad is None:
             grad = np.broadcast_to(written[0].dtype.type(0), written[0].shape)
         # It may be the caller's own memory, or be read again.
         grad = read_only(grad)
         if self._rule.row_slots:
-            self._apply_to_rows(written, grad)
+            self._apply_to_rows(written, grad, numbers)
         else:
+            grad = self._rule.gradient(grad, self._scalars, numbers)
             self._rule.apply(written[0], grad, *written[1:], **self._scalars)
 
-    def _apply_to_rows(self, written: Sequence[Chunk], grad: Chunk) -> None:
+    def _apply_to_rows(
+        self, written: Sequence[Chunk], grad: Chunk, numbers: Numbers | None
+    ) -> None:
         num_rows = len(written[-1])
         var, *slots = (array.reshape(num_rows, -1) for array in written)
-        grad = grad.reshape(num_rows, -1)
-        mean_squares = _mean_squares(self._rule.gradient(grad, self._scalars))
-        scalars = {**self._scalars, MEAN_SQUARE: mean_squares}
+        grad = self._rule.gradient(grad, self._scalars, numbers).reshape(num_rows, -1)
+        scalars = {**self._scalars, MEAN_SQUARE: _mean_squares(grad)}
         self._rule.apply(var, grad, *slots, **scalars)
 
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuopt.backends.backend import Scalars
+from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.quietly import quietly
-from gpuopt.rules.tracing import Node, Program
+from gpuopt.rules.tracing import NUMBER, Node, Program
 from gpuopt.rules.update_rule import UpdateRule
 
 Chunk = np.ndarray[Any, Any]
@@ -26,15 +27,17 @@ class Plan(NamedTuple):
 
     Attributes:
         calls: What is called, and what chooses its arguments among all arrays; the last one of
-            these gets the result. All arrays are those that the rule writes, the gradient, scratch
-            arrays, and constants.
+            these gets the result. All arrays are those that the rule writes, the gradient, the
+            elements' numbers if it reads them, scratch arrays, and constants.
         scratch_dtypes: The types of the scratch arrays.
         constants: What the constants are computed as.
+        reads_numbers: See `UpdateRule`.
     """
 
     calls: Sequence[tuple[Callable[..., Any], Callable[..., Any]]]
     scratch_dtypes: tuple[np.dtype[Any], ...]
     constants: tuple[Node, ...]
+    reads_numbers: bool
 
 
 class ReplayedRule:
@@ -57,8 +60,18 @@ class ReplayedRule:
         self.plan, self.constants = plan, constants
         self.scratch_dtypes = plan.scratch_dtypes
 
-    def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
-        arrays = [*written, *([] if grad is None else [grad]), *scratch, *self.constants]
+    def apply(
+        self,
+        written: Sequence[Chunk],
+        grad: Chunk | None,
+        scratch: Sequence[Chunk],
+        numbers: Numbers | None = None,
+    ) -> None:
+        arrays = [*written, *([] if grad is None else [grad])]
+        if self.plan.reads_numbers:
+            assert numbers is not None, "loops have them"
+            arrays.append(numbers())
+        arrays += [*scratch, *self.constants]
         # This thread holds the interpreter's lock between the calls, so little is done there.
         for function, arguments_in in self.plan.calls:
             function(*arguments_in(arrays))
@@ -109,7 +122,8 @@ def _replayed(
 ) -> ReplayedRule:
     program, numbers = rule.programs[real.name], _Numbers(scalars)
     outcomes = tuple(numbers.outcome(node) for node in _choices(program, zero_grad))
-    plan = _plan(program, rule.slots, zero_grad, outcomes)
+    names = ("var", *rule.slots, *["grad"][zero_grad:], *[NUMBER] * rule.reads_numbers)
+    plan = _plan(program, names, zero_grad, outcomes)
     # Ufuncs take arrays without dimensions faster than scalars.
     return ReplayedRule(plan, [np.asarray(numbers.value(node)) for node in plan.constants])
 
@@ -182,12 +196,12 @@ def _choices(program: Program, zero_grad: bool) -> list[Node]:
 
 @lru_cache(maxsize=256)
 def _plan(
-    program: Program, slots: tuple[str, ...], zero_grad: bool, outcomes: tuple[float, ...]
+    program: Program, names: tuple[str, ...], zero_grad: bool, outcomes: tuple[float, ...]
 ) -> Plan:
-    """Plans the calls, given `_Numbers.outcome` of each of `_choices`."""
+    """Plans the calls, given the arrays' names, and `_Numbers.outcome` of each of `_choices`."""
     chosen = dict(zip(_choices(program, zero_grad), outcomes, strict=True))
     order = _Order(program, _varying(program, zero_grad), chosen)
-    places = {name: place for place, name in enumerate(("var", *slots, *["grad"][zero_grad:]))}
+    places = {name: place for place, name in enumerate(names)}
     scratch: list[np.dtype[Any]] = []
     constants: dict[Node, int] = {}
     idle: list[int] = []
@@ -228,6 +242,7 @@ def _plan(
         ],
         tuple(scratch),
         tuple(constants),
+        NUMBER in names,
     )
 
 

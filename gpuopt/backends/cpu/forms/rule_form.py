@@ -11,6 +11,7 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.forms.compiled import Stored, compiled_rules
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.replayed import replayed_rules
+from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -43,13 +44,20 @@ class RuleForm(Protocol):
     @property
     def scalars_address(self) -> int: ...
 
-    def apply(self, written: Sequence[Array], grad: Array | None, scratch: Sequence[Array]) -> None:
+    def apply(
+        self,
+        written: Sequence[Array],
+        grad: Array | None,
+        scratch: Sequence[Array],
+        numbers: Numbers | None = None,
+    ) -> None:
         """Updates chunks of the same rows; see `row_width` in chunks.py.
 
         Args:
             written: A flat chunk of the variable and of each slot.
             grad: The gradient's chunk; None if the form was made for a gradient of zeros.
             scratch: As long as the variable's chunk, of `scratch_dtypes`.
+            numbers: Of the elements in their variable; None for a rule that takes none.
         """
 
 
