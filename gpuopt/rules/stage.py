@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ ORDER: dict[str, list[str]] = {
     # As the gradient is read: they write it.
     "gradient": ["scaled", "clipped"],
     # Before the rule, and in its place: these get the step that the rule makes from 0.
-    "apply": ["decayed", "decayed_rows", RULE, "cautious"],
+    "apply": ["decayed", RULE, "cautious"],
     # As the variable and the slots are stored: loops do it, with the stage's scalars.
     "store": ["rounded"],
     # Once the variable is stored: they get what is stored of it.
@@ -49,6 +49,8 @@ class Stage:
         of_counts: Whether its scalars, and all others of the step, depend on how many steps a
             device has made by its own count.
         is_measured: Whether what measures gradients knows what it does to them.
+        is_of_named_rows: Whether it leaves an element as it is whose gradient is -0: see
+            `of_named_rows`.
     """
 
     name: str
@@ -58,10 +60,12 @@ class Stage:
     terms: Callable[[Any, Any], Sequence[Any]] | None = None
     of_counts: bool = False
     is_measured: bool = False
+    is_of_named_rows: bool = False
 
     @computed_once
     def arrays(self) -> tuple[str, ...]:
-        return self._parameters(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        own = self._parameters(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return (*own, *["grad"] * (self.is_of_named_rows and "grad" not in own))
 
     @computed_once
     def scalars(self) -> tuple[str, ...]:
@@ -81,10 +85,25 @@ class Stage:
         return tuple(each.name for each in every if each.kind is kind)
 
     def run(self, arrays: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
-        self.function(
-            *(arrays[name] for name in self.arrays),
-            **{name: scalars[name] for name in self.scalars},
-        )
+        own = self._parameters(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        given = {name: arrays[name] for name in own}
+        written = [name for name in ("var", "grad") if name in given and self.is_of_named_rows]
+        given |= {name: arrays[name].copy() for name in written}
+        self.function(*given.values(), **{name: scalars[name] for name in self.scalars})
+        if written:
+            grad = arrays["grad"]
+            is_named = (grad != 0) | ~np.signbit(grad)
+        for name in written:
+            arrays[name][...] = np.where(is_named, given[name], arrays[name])
+
+    @computed_once
+    def of_named_rows(self) -> Stage:
+        """The same, but that an element stays whose gradient is -0.
+
+        It is for a sparse gradient that is made dense: -0 stands in the rows that it does not name,
+        and nowhere else.
+        """
+        return replace(self, is_of_named_rows=True)
 
     @computed_once
     def emitted(self) -> EmittedStage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -127,6 +127,29 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
         rule=rule,
         stages=tuple(stages),
     )
+
+
+@cache
+def of_named_rows(rule: UpdateRule) -> UpdateRule:
+    """Returns the rule whose stages leave rows alone that a sparse gradient does not name.
+
+    They still see the rule itself, as by a gradient of 0; see `Stage.of_named_rows`.
+    """
+    if not isinstance(rule, StagedRule):
+        return rule
+    stages = tuple(
+        stage.of_named_rows
+        if {"var", "grad"} & {*stage.arrays}
+        and not (stage.is_measured or stage.is_of("follow"))
+        and "step" not in stage.arrays
+        else stage
+        for stage in rule.stages
+    )
+    if stages == rule.stages:
+        return rule
+    apply, terms = _functions(rule.rule, stages, rule.slots, rule.stored)
+    apply.__name__, apply.__module__ = f"{rule.name}_of_named_rows", rule.apply.__module__
+    return replace(rule, apply=apply, terms=rule.terms and terms, stages=stages)
 
 
 def _functions(

@@ -23,7 +23,7 @@ def as_dense(
     """Returns a gradient of a variable's shape and device; the host does not wait for it.
 
     Repeated rows are summed as in a sparse update, and then rounded to the dtype. Rows that are not
-    named are -0, and no other element is: see `decayed_rows`.
+    named are -0, and no other element is: see `Stage.of_named_rows`.
 
     Args:
         backend: The device's.

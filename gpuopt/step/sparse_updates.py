@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.rules.rounded import rounded
+from gpuopt.rules.staged import of_named_rows
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import kept_dtype
 from gpuopt.step.dense_gradients import as_dense
@@ -131,6 +132,7 @@ def apply_as_dense(
 
     The arguments are those of `apply_sparse`.
     """
+    rule = of_named_rows(rule)
     for part, batch in unit:
         [variable] = part.variables()
         dtype = kept_dtype(variable.dtype, optimizer.slot_codecs.masters)

@@ -17,7 +17,7 @@ from gpuopt.optimizers.base.decaying import Decaying, DecayVariables
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, with_all_digits
 from gpuopt.optimizers.base.rule_optimizer import WEIGHT_DECAY, RuleOptimizer, hooks_of
 from gpuopt.quietly import quietly
-from gpuopt.rules.decayed import decayed, decayed_rows
+from gpuopt.rules.decayed import decayed
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
@@ -131,8 +131,7 @@ class RuleWithWeightDecay(WeightDecay, RuleOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(weight_decay, *args, decay_variables=decay_variables, **kwargs)
-        self._base_rule = self.rule
-        self.rule = decayed(self._base_rule)
+        self.rule = decayed(self.rule)
 
     def _all_hyperparameters(self, given: dict[str, Hyperparameter]) -> dict[str, Hyperparameter]:
         return {**super()._all_hyperparameters(given), WEIGHT_DECAY: self._weight_decay}
@@ -149,10 +148,8 @@ class RuleWithWeightDecay(WeightDecay, RuleOptimizer):
         self, variables: Sequence[Any], is_sparse: bool, listed: Listed
     ) -> tuple[UpdateRule, bytes]:
         rule, _ = super()._rule_of_call(variables, is_sparse, listed)
-        as_dense = is_sparse and bool(rule.sums)
-        if as_dense or rule is not self.rule:
-            base = self._base_rule if rule is self.rule else rule
-            rule = decayed_rows(base) if as_dense else decayed(base)
+        if rule is not self.rule:
+            rule = decayed(rule)
         if listed is None:
             return rule, b""
         return rule, bytes(known_identity(each) in listed for each in variables)
