@@ -40,8 +40,8 @@ from gpuopt.step.replica_context import this_thread as replicas
 from gpuopt.step.report import Report, reporting
 from gpuopt.step.request import StepRequest, is_overridden, make_step, through_users_code
 from gpuopt.step.request import this_thread as requests
-from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.stage_options import StageOption
 from gpuopt.step.step import Step, ThisThread
 from gpuopt.step.updates import HookUpdates, Updates, dtypes_of
 from gpuopt.trees import is_leaf
@@ -122,14 +122,14 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             "rounding",
             "row_checks",
             "slot_codecs",
+            "stage_options",
             "state",
             "this_thread",
         ]
     )
     # What watches the steps: see `report`; None if nothing does.
     open_report: Report | None = None
-    # How bfloat16 is rounded stochastically; None if it is not.
-    rounding: StochasticRounding | None = None
+    stage_options: Sequence[StageOption] = ()
 
     GATE_NONE: ClassVar[int] = GATE_NONE
     GATE_OP: ClassVar[int] = GATE_OP

@@ -221,6 +221,7 @@ class StepClips:
         self._factors: dict[Device, Any] = {}
         # What rules sum, as it is computed with the norms, by the id of the plan.
         self._inputs: dict[int, RuleInputs] = {}
+        self._sums_inputs = True
         # Of so many gradients that follow each other, GPUs take the first one's number.
         self._num_alike = 1
 
@@ -229,6 +230,7 @@ class StepClips:
         parts: Sequence[tuple[ClippedPart, Batch]],
         refused: Mapping[Device, Any],
         request: StepRequest,
+        sums_inputs: bool,
     ) -> None:
         """Computes the norms of gradients, before anything is written.
 
@@ -236,7 +238,9 @@ class StepClips:
             parts: All gradients of the step, with what updates them.
             refused: By device, the row flag that kernels read.
             request: The step's; its late sums are finished as they are measured.
+            sums_inputs: Whether what rules sum is computed with them, where that is possible.
         """
+        self._sums_inputs = sums_inputs
         if not self._most:
             return
         is_double = np.float64 in [batch.real for _, batch in parts]
@@ -391,7 +395,7 @@ class StepClips:
             at = batch.positions or range(len(arrays))
             numbers = self._numbers([part.numbers[position] for position in at])
         inputs = None
-        if part.rule.degrees and _NONE not in of_groups:
+        if self._sums_inputs and part.rule.degrees and _NONE not in of_groups:
             inputs = self._rule_inputs(part.rule, batch, len(arrays), knows_scale)
         added = None
         if late_sums is not None and _NONE not in of_groups:

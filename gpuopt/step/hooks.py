@@ -14,6 +14,7 @@ from gpuopt.state.slot_codecs import SlotCodecs
 from gpuopt.state.state import Range, SlotTable, State
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.rounding import StochasticRounding
+from gpuopt.step.stage_options import StageOption
 from gpuopt.step.updates import apply_constraint
 from gpuopt.step.user_code import call_user_code
 from gpuopt.variables.gate import writing
@@ -27,13 +28,19 @@ class Hooks:
     Attributes:
         state: The optimizer's slots and other variables.
         slot_codecs: How slots are stored.
-        rounding: How bfloat16 numbers are rounded stochastically; None if they are not.
+        stage_options: The options that are stages of each step.
     """
 
     state: State
     slot_codecs: SlotCodecs = SlotCodecs()
-    rounding: StochasticRounding | None = None
+    stage_options: Sequence[StageOption] = ()
     _name: str
+
+    @property
+    def rounding(self) -> StochasticRounding | None:
+        """How bfloat16 numbers are rounded stochastically; None if they are not."""
+        every = (each for each in self.stage_options if isinstance(each, StochasticRounding))
+        return next(every, None)
 
     # What a subclass overrides.
 

@@ -2,70 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 
 from gpuopt.backends.backend import Scalars
-from gpuopt.device import Device
 from gpuopt.rules.rounded import BFLOAT16, key_of_step, rounded
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.state import Range, State
+from gpuopt.step.known import Batch
+from gpuopt.step.stage_options import StageOfStep, StageOption
 from gpuopt.variables.variable import Variable
 
-if TYPE_CHECKING:
-    from gpuopt.state.host_scalar import HostScalar
-
-# The optimizer's own variable that counts its steps: float64, as far as that counts.
-ROUNDED_STEPS = "rounded_steps"
-_MOST_STEPS = 2.0**53
+_MOST_SEEDS = 2**63
 
 
-class StochasticRounding:
+class StochasticRounding(StageOption):
     """How an optimizer rounds what it writes to bfloat16 variables and slots.
 
     Attributes:
         seed: Of the random bits.
         has_own_slots: Whether slots are bfloat16 beside variables of any type.
-        ranges: The numbers that the count of steps can be.
     """
 
-    ranges: ClassVar[Mapping[str, Range]] = {ROUNDED_STEPS: Range(0.0, _MOST_STEPS, np.float64)}
+    name = "stochastic_rounding"
+    counter = "rounded_steps"
 
     def __init__(self, seed: int, has_own_slots: bool) -> None:
         self.seed = seed
         self.has_own_slots = has_own_slots
 
+    @classmethod
+    def checked(cls, given: Any, optimizer: Any) -> StochasticRounding:
+        """Returns the rounding with a seed.
+
+        Raises:
+            TypeError: the seed is no whole number.
+            ValueError: it is below 0 or has more than 63 bits, the rule has slots of rows, or there
+                are slots in 8 bits, or of their own type float32, or master copies with float32
+                slots.
+        """
+        if isinstance(given, bool) or not isinstance(given, Integral):
+            raise TypeError(
+                f"stochastic_rounding must be a seed, a whole number, or None, got {given!r}"
+            )
+        if not 0 <= int(given) < _MOST_SEEDS:
+            raise ValueError(f"stochastic_rounding must be a seed from 0 to 2^63 - 1, got {given}")
+        rule, codecs = optimizer.rule, optimizer.slot_codecs
+        masters, slot_dtype = codecs.masters, codecs.slot_dtype
+        problem = ""
+        if rule.row_slots:
+            problem = (
+                f"of the rule {rule.name}, whose slots {', '.join(rule.row_slots)} have a number "
+                'for each row: use masters="float32"'
+            )
+        elif masters is not None and slot_dtype is None:
+            problem = (
+                f"with masters={masters!r}, which lose no digits. Leave one of them out, or give "
+                'slot_dtype="bfloat16"'
+            )
+        elif slot_dtype is not None and slot_dtype != BFLOAT16:
+            problem = (
+                f'with slot_dtype="{slot_dtype}": leave one of them out, or give '
+                'slot_dtype="bfloat16"'
+            )
+        elif codecs.coded:
+            problem = "with slot_bits=8: codes are rounded to nearest. Leave one of them out"
+        if problem:
+            raise ValueError(f"stochastic_rounding={given} cannot be had {problem}")
+        return cls(int(given), slot_dtype is not None)
+
     def rounds(self, dtype: np.dtype[Any]) -> bool:
         """Whether something is rounded in updates of variables of this type."""
         return self.has_own_slots or bool(dtype == BFLOAT16)
 
-    def create_counter(self, state: State, device: Device) -> None:
-        """Makes the count of steps, if it is missing."""
-        if state.other(ROUNDED_STEPS) is None:
-            state.create_host_scalar(ROUNDED_STEPS, np.float64(0), device)
+    def described(self) -> int:
+        return self.seed
 
-    def count(self, state: State) -> None:
-        """Counts a step, after its updates."""
-        state.host_scalar(ROUNDED_STEPS).add(1)
-
-    def of_step(self, state: State) -> StepRounding:
-        """Returns the rounding of the next step."""
-        return StepRounding(self, state.host_scalar(ROUNDED_STEPS))
+    def of_step(self, steps: int) -> StepRounding:
+        return StepRounding(self, steps)
 
 
-class StepRounding:
+class StepRounding(StageOfStep):
     """The rounding of one step."""
 
-    def __init__(self, rounding: StochasticRounding, steps: HostScalar) -> None:
-        self.rounds = rounding.rounds
-        self._key = key_of_step(rounding.seed, int(steps.numpy()))
+    def __init__(self, rounding: StochasticRounding, steps: int) -> None:
+        self._rounds = rounding.rounds
+        self._key = key_of_step(rounding.seed, steps)
 
     def join(
-        self, rule: UpdateRule, scalars: Sequence[Scalars]
-    ) -> tuple[UpdateRule, list[Scalars]]:
-        """Returns the form of a rule that is rounded, and its scalars."""
+        self, rule: UpdateRule, batch: Batch, scalars: Sequence[Scalars]
+    ) -> tuple[UpdateRule, Sequence[Scalars]]:
+        if not self._rounds(batch.dtype):
+            return rule, scalars
         return rounded(rule), [{**each, **self._key} for each in scalars]
 
 

@@ -20,6 +20,7 @@ from gpuopt.step.misuse import Misuse
 from gpuopt.step.request import Listed
 from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.stage_options import StageOption
 from gpuopt.step.step import ThisThread
 from gpuopt.step.updates import HookOptimizer
 from gpuopt.variables.identity import Identity
@@ -38,10 +39,13 @@ class RuleOptimizer(HookOptimizer, Protocol):
     averages: FollowingAverages | None
     row_checks: RowChecks
     slot_codecs: SlotCodecs
-    rounding: StochasticRounding | None
+    stage_options: Sequence[StageOption]
     this_thread: ThisThread
 
     def _all_non_slot_names(self) -> list[str]: ...
+
+    @property
+    def rounding(self) -> StochasticRounding | None: ...
 
     @property
     def finish_is_undoable(self) -> bool: ...

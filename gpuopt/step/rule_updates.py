@@ -16,6 +16,7 @@ from gpuopt.backends.loss_scaling import Decided, Decision
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
+from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.masters import check_variables, master_or_own
 from gpuopt.state.slots import create_slots, end_blocks_at_rows
 from gpuopt.state.state import Created
@@ -49,7 +50,7 @@ class RuleUpdates:
     """The updates of one step by rules."""
 
     # Here, because setting each in `__init__` takes time.
-    _numbers = StepNumbers({}, None, None)
+    _numbers = StepNumbers({}, None, ())
     # These, and those of counts of steps that are less by one each: see `decide_on_gpu`.
     _of_counts: Sequence[StepNumbers] = ()
     _clips: StepClips | None = None
@@ -248,14 +249,14 @@ class RuleUpdates:
         if sums_inputs or self._optimizer.clips is not None:
             unscale = 1.0 if sums_inputs else None
             self._clips = self._optimizer._clips_of_step(unscale, measures_rest=is_late)
-        averages = rounding = None
+        averages = None
         if self._optimizer.averages is not None:
             counter = self._optimizer.this_thread.global_step
             averages = self._optimizer.averages.of_step(counter)
             self.forgets.append(averages.forget)
-        if self._optimizer.rounding is not None:
-            rounding = self._optimizer.rounding.of_step(self._optimizer.state)
-        self._numbers = StepNumbers(scalars, averages, rounding)
+        state = self._optimizer.state
+        stages = [option.of_next_step(state) for option in self._optimizer.stage_options]
+        self._numbers = StepNumbers(scalars, averages, stages)
         self._of_counts = [self._numbers]
 
     def check(self) -> None:
@@ -304,29 +305,14 @@ class RuleUpdates:
         """Applies the rule, without constraints; to be called by `quietly` if on a CPU."""
         optimizer = self._optimizer
         units = self._units or units_of(self._parts)
+        joined = list(map(self._join, units))
         if self._clips is not None and not self._units:
-            self._measure(units)
+            self._measure(units, [rule for rule, *_ in joined])
         if self.request.late_sums is not None:
             self.request.late_sums.finish()  # where no norms are asked for
-        for unit in units:
+        for unit, (rule, numbers, scalars) in zip(units, joined, strict=True):
             part, batch = unit[0]
-            if part.rule.is_emitted or batch.device.kind == "cpu":
-                _ = part.rule.programs  # refuses a rule that could not be traced when it was made
-            numbers = batch.scalar_groups
-            if len(unit) > 1:
-                numbers = sorted({number for _, each in unit for number in each.scalar_groups})
-            rule, factors, sums = part.rule, None, None
-            scalars: list[Scalars] = []
-            for of_count in self._of_counts:
-                every = of_count.scalars[batch.real]
-                mine: Sequence[Scalars] = every[:1]
-                if numbers != [0] or part.is_sparse:
-                    mine = optimizer._scalars_of_groups(every, numbers, part.is_sparse)
-                if part.rule is not optimizer.rule:
-                    mine = [part.rule.own(each) for each in mine]
-                if part.is_averaged or of_count.rounding is not None:
-                    rule, mine = of_count.join(part.rule, batch, part.is_averaged, mine)
-                scalars += mine
+            factors, sums = None, None
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
@@ -357,6 +343,27 @@ class RuleUpdates:
                 )
             self._done += unit
         self._writing = []
+
+    def _join(self, unit: Unit) -> tuple[UpdateRule, Sequence[int], list[Scalars]]:
+        """Returns the rule of a unit with its stages, the groups of its scalars, and these."""
+        optimizer, (part, batch) = self._optimizer, unit[0]
+        if part.rule.is_emitted or batch.device.kind == "cpu":
+            _ = part.rule.programs  # refuses a rule that could not be traced when it was made
+        numbers = batch.scalar_groups
+        if len(unit) > 1:
+            numbers = sorted({number for _, each in unit for number in each.scalar_groups})
+        rule, scalars = part.rule, list[Scalars]()
+        for of_count in self._of_counts:
+            every = of_count.scalars[batch.real]
+            mine: Sequence[Scalars] = every[:1]
+            if numbers != [0] or part.is_sparse:
+                mine = optimizer._scalars_of_groups(every, numbers, part.is_sparse)
+            if part.rule is not optimizer.rule:
+                mine = [part.rule.own(each) for each in mine]
+            if part.is_averaged or of_count.stages:
+                rule, mine = of_count.join(part.rule, batch, part.is_averaged, mine)
+            scalars += mine
+        return rule, numbers, scalars
 
     def unscale(self, factor: float) -> None:
         self._clips, self.unscaled_by = self._optimizer._clips_of_step(factor), factor
@@ -441,20 +448,23 @@ class RuleUpdates:
 
     def find_nonfinite(self) -> str | None:
         assert self._clips is not None, "unscale or measure_all comes first"
-        self._units = units_of(self._parts)
-        quietly(self._measure, self._units)
+        units = self._units = units_of(self._parts)
+        quietly(lambda: self._measure(units, [rule for rule, *_ in map(self._join, units)]))
         found = self._clips.look()
         if found is Measurement.FINITE:
             return None
         is_clipped_to_nan = found is Measurement.FACTOR_IS_NAN
         return describe_first(self.pairs()) or (CLIPPING_MAKES_NAN if is_clipped_to_nan else None)
 
-    def _measure(self, units: Sequence[Unit]) -> None:
-        """Computes the norms of the gradients of what is to be written."""
+    def _measure(self, units: Sequence[Unit], rules: Sequence[UpdateRule]) -> None:
+        """Computes the norms of the gradients of what is to be written, by rules with stages."""
         assert self._clips is not None, "they are asked for"
         every_part = list(chain.from_iterable(units))
         flags = self._optimizer.row_checks.flags_of_this_thread
-        self._clips.measure(every_part, flags, self.request)
+        # A later stage of the gradient changes what the rule itself sums.
+        own = [unit[0][0].rule for unit in units]
+        sums_inputs = all(rule.degrees == its.degrees for rule, its in zip(rules, own, strict=True))
+        self._clips.measure(every_part, flags, self.request, sums_inputs)
 
     def written(self) -> tuple[list[str], list[str]]:
         return names_of(self._done), names_of(self._writing)

@@ -26,8 +26,8 @@ from gpuopt.step.additions import Addition, Forget
 from gpuopt.step.pairs import HOW_TO_PASS, raise_naming
 from gpuopt.step.report import Report
 from gpuopt.step.request import Listed
-from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.row_checks import RowChecks, Undo
+from gpuopt.step.stage_options import StageOption
 from gpuopt.step.updates import Updates
 from gpuopt.step.user_code import call_user_code, refuse_in_a_step
 from gpuopt.variables import gate, recording
@@ -74,7 +74,7 @@ class SteppingOptimizer(Protocol):
     row_checks: RowChecks
     this_thread: ThisThread
     open_report: Report | None
-    rounding: StochasticRounding | None
+    stage_options: Sequence[StageOption]
     _use_locking: bool
 
     def get_name(self) -> str: ...
@@ -399,8 +399,8 @@ class Step:
         self._before_count = before = optimizer.state.copy_host_scalars()
         if counter is not None and counter.memory.kind == "cpu":
             before.append((counter, counter._array.item()))
-        if optimizer.rounding is not None:
-            optimizer.rounding.count(optimizer.state)
+        for option in optimizer.stage_options:
+            option.count(optimizer.state)
         if not self._finish_has_begun or optimizer.finish_is_undoable:
             self._finish_has_begun = True
             optimizer._finish(self._update_ops, self.name)

@@ -12,7 +12,7 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.averages import StepAverages
 from gpuopt.step.known import Batch
-from gpuopt.step.rounding import StepRounding
+from gpuopt.step.stage_options import StageOfStep
 from gpuopt.variables.variable import Variable
 
 # The scalars of all groups, by the type that rules compute in.
@@ -42,17 +42,17 @@ class StepNumbers(NamedTuple):
     Attributes:
         scalars: See `ThisThread.scalars`.
         averages: Those that the optimizer moves; None if there are none.
-        rounding: How it rounds what it writes to bfloat16 variables, if stochastically.
+        stages: Those of its options.
     """
 
     scalars: ScalarsByType
     averages: StepAverages | None
-    rounding: StepRounding | None
+    stages: Sequence[StageOfStep]
 
     def join(
         self, rule: UpdateRule, batch: Batch, is_averaged: bool, scalars: Sequence[Scalars]
     ) -> tuple[UpdateRule, Sequence[Scalars]]:
-        """Returns the form of a rule that also moves averages and rounds, and its scalars.
+        """Returns the form of a rule that has all stages but clipping, and its scalars.
 
         Args:
             rule: What updates the batch.
@@ -62,6 +62,6 @@ class StepNumbers(NamedTuple):
         """
         if is_averaged and self.averages is not None:
             rule, scalars = self.averages.join(rule, batch, scalars)
-        if self.rounding is not None and self.rounding.rounds(batch.dtype):
-            rule, scalars = self.rounding.join(rule, scalars)
+        for stage in self.stages:
+            rule, scalars = stage.join(rule, batch, scalars)
         return rule, scalars

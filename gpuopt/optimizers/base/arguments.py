@@ -13,13 +13,14 @@ from gpuopt.optimizers.base.decaying import DecayVariables
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.optimizers.base.slot_options import SlotBits
+from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
 from gpuopt.state.slot_codecs import Masters, SlotDtype, SlotForm
 from gpuopt.step.averages import MovingAverages
 
 # By which formula gradients are scaled to a norm.
 ClipFormName = Literal["tensorflow", "torch", "apex"]
 
-# Of the arguments that `RuleOptimizer` takes, and `Optimizer` does not.
+# Of the arguments that `RuleOptimizer` takes, and `Optimizer` does not, beside `STAGE_OPTIONS`.
 _DEFAULTS: dict[str, Any] = {
     "groups": (),
     "clip_norm": None,
@@ -29,7 +30,6 @@ _DEFAULTS: dict[str, Any] = {
     "slot_form": "root",
     "slot_dtype": None,
     "masters": None,
-    "stochastic_rounding": None,
     "averages": None,
     "decay_variables": None,
 }
@@ -99,14 +99,13 @@ def with_defaults(
             "super().__init__(common, learning_rate=learning_rate) there"
         )
     for name in common:
-        if name not in DecayCommon.__annotations__:
+        if name not in DecayCommon.__annotations__ and name not in STAGE_OPTIONS:
             # A `**common` that is not annotated stands for all of Common.
             raise unknown_argument(optimizer_class, name, get_type_hints(Common))
     defaults = {"use_locking": False, "name": _default_name(optimizer_class)}
-    given = {name: value for name, value in common.items() if name not in _DEFAULTS}
-    return {**defaults, **given}, {
-        name: common.get(name, default) for name, default in _DEFAULTS.items()
-    }
+    ours = {**_DEFAULTS, **dict.fromkeys(STAGE_OPTIONS)}
+    given = {name: value for name, value in common.items() if name not in ours}
+    return {**defaults, **given}, {name: common.get(name, value) for name, value in ours.items()}
 
 
 # What other libraries call arguments.
@@ -192,8 +191,8 @@ _SIGNATURE = "_full_signature"
 def _default(name: str, optimizer_class: type[Optimizer]) -> Any:
     if name == "name":
         return _default_name(optimizer_class)
-    if name in _DEFAULTS:
-        return _DEFAULTS[name]
+    if name in _DEFAULTS or name in STAGE_OPTIONS:
+        return _DEFAULTS.get(name)
     default = inspect.signature(Optimizer.__init__).parameters[name].default
     return False if default is inspect.Parameter.empty else default
 

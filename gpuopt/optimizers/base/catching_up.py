@@ -16,7 +16,9 @@ class _Optimizer(Protocol):
 
     rule_of_other_rows: ClassVar[UpdateRule | None]
     slot_codecs: SlotCodecs
-    rounding: Any
+
+    @property
+    def rounding(self) -> Any: ...
 
 
 def checked_catch_up(given: CatchUpOption, optimizer: _Optimizer) -> CatchUpOption:

@@ -20,9 +20,10 @@ _MISSING = {
 
 def refuse_options(optimizer: Any) -> None:
     """Raises NotImplementedError if an option of a `RuleOptimizer` is on that hooks do not know."""
-    for attribute, why in _MISSING.items():
-        if attrgetter(attribute)(optimizer) is not None:
-            raise NotImplementedError(
-                f"{type(optimizer).__name__} overrides a hook that updates one variable at a time, "
-                f"{why}"
-            )
+    missing = [why for name, why in _MISSING.items() if attrgetter(name)(optimizer) is not None]
+    missing += [f"which has no {each.name}: leave it out" for each in optimizer.stage_options]
+    if missing:
+        raise NotImplementedError(
+            f"{type(optimizer).__name__} overrides a hook that updates one variable at a time, "
+            f"{missing[0]}"
+        )

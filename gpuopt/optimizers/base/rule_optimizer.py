@@ -29,8 +29,8 @@ from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hook_refusals import refuse_options
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
 from gpuopt.optimizers.base.numbers_by_count import unknown_hyperparameter
-from gpuopt.optimizers.base.rounding import checked_rounding
 from gpuopt.optimizers.base.slot_options import slot_codecs_of
+from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
 from gpuopt.optimizers.base.updated_arrays import checked_slot, target_of
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
@@ -49,7 +49,6 @@ from gpuopt.step.misuse import Misuse
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.request import Listed, StepRequest
-from gpuopt.step.rounding import ROUNDED_STEPS
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.tables_behind import bring_up_all
 from gpuopt.step.updates import HookUpdates, Updates
@@ -232,8 +231,12 @@ class RuleOptimizer(Optimizer):
             slot_dtype=ours.pop("slot_dtype"),
             masters=ours.pop("masters"),
         )
-        seed = ours.pop("stochastic_rounding")
-        self.rounding = checked_rounding(seed, self.rule, self.slot_codecs)
+        options = {name: ours.pop(name) for name in STAGE_OPTIONS}
+        self.stage_options = [
+            STAGE_OPTIONS[name].checked(value, self)
+            for name, value in options.items()
+            if value is not None
+        ]
         self.averages = following(ours.pop("averages"), self.slot_codecs.masters)
         decay_variables = ours.pop("decay_variables")
         sums_inputs = bool(self.rule.degrees)
@@ -318,7 +321,11 @@ class RuleOptimizer(Optimizer):
         if "groups" not in vars(self):
             return ()
         # A class sets what it takes besides after `__init__` of this one.
-        return GIVEN_ONCE | (vars(self).keys() & inspect.signature(type(self)).parameters.keys())
+        return (
+            GIVEN_ONCE
+            | STAGE_OPTIONS.keys()
+            | (vars(self).keys() & inspect.signature(type(self)).parameters.keys())
+        )
 
     def _changes(self) -> Changes:
         return [each.changed for each in (self.hyperparameters, *self.groups)]
@@ -461,10 +468,11 @@ class RuleOptimizer(Optimizer):
         return self.slot_codecs.array_names(self.rule.slots)
 
     def _non_slot_names_of_options(self) -> list[str]:
-        return [] if self.rounding is None else [ROUNDED_STEPS]
+        return [each.counter for each in self.stage_options]
 
     def _non_slots_left_out(self) -> Sequence[str]:
-        return [ROUNDED_STEPS] if self.rounding is None else []
+        known, mine = STAGE_OPTIONS.values(), self._non_slot_names_of_options()
+        return [each.counter for each in known if each.counter not in mine]
 
     def _new_slot_rows(self, slot_name: str) -> NewRows:
         if slot_name == MASTER and self.slot_codecs.masters is not None:
@@ -488,7 +496,7 @@ class RuleOptimizer(Optimizer):
         return {
             **dict.fromkeys(map(scales_name, coded), Range(0.0, _LARGEST_SCALE)),
             **dict.fromkeys(squares, Range(0.0, np.inf)),
-            **({} if self.rounding is None else self.rounding.ranges),
+            **{each.counter: each.range for each in self.stage_options},
         }
 
     def _hyperparameters_to_save(self) -> dict[str, Any]:
@@ -499,7 +507,7 @@ class RuleOptimizer(Optimizer):
             **self.hyperparameters.to_save(),
             **({} if self.clips is None else {"clip_form": self.clips.form.name.lower()}),
             **self.slot_codecs.described(),
-            **({} if self.rounding is None else {"stochastic_rounding": self.rounding.seed}),
+            **{each.name: each.described() for each in self.stage_options},
             **({"groups": of_groups} if of_groups else {}),
         }
 
@@ -544,9 +552,9 @@ class RuleOptimizer(Optimizer):
         for variable in var_list:
             if self.slot_codecs.masters is not None and has_master(variable.dtype):
                 create_master(self.state, variable)
-        if self.rounding is not None:
+        for option in self.stage_options:
             first = min(var_list, key=attrgetter("name"))
-            self.rounding.create_counter(self.state, first.device)
+            option.create_counter(self.state, first.device)
 
     def _prepare(self) -> None:
         given = self.hyperparameters.fixed or self.hyperparameters.evaluate()
