@@ -169,6 +169,8 @@ def optimizer_to_bitsandbytes(optimizer: Optimizer, variables: Sequence[Any]) ->
             f"{type(optimizer).__name__} has no counterpart in bitsandbytes: give it a TorchAdamW, "
             'Lion or Momentum with slot_bits=8 and slot_form="bitsandbytes"'
         )
+    for option in optimizer.stage_options:
+        raise ValueError(f'"{optimizer.get_name()}" has {option.name}, and bitsandbytes has not')
     if form.optimizer is MomentumOptimizer and optimizer.rule.name != "momentum":  # type: ignore[attr-defined]
         raise ValueError("bitsandbytes' SGD8bit has no Nesterov momentum")
     named = named_variables(variables)

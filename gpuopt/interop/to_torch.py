@@ -80,6 +80,8 @@ def optimizer_to_torch(
             f'"{optimizer.get_name()}" has stochastic_rounding, and torch\'s optimizers round to '
             "nearest: export a run of float32 variables"
         )
+    for option in optimizer.stage_options:
+        raise ValueError(f'"{optimizer.get_name()}" has {option.name}, and torch has no such stage')
     named = named_variables(variables)
     if not named:
         raise ValueError("variables is empty, so there is no run to continue")

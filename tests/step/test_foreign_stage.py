@@ -1,0 +1,376 @@
+"""A stage is one file and two lines that name it: here is one that gpuopt does not have.
+
+It is gradient noise, beside a model of it in float64 that has its own generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import fake_cupy
+import numpy as np
+import pytest
+from each_device import variable_on
+from fuzzing import all_stages
+from fuzzing.settings import NUMBERS, seeds
+from fuzzing.stages_model import Model
+from gradient_noise import GradientNoise, register
+from stages import STAGES
+
+import gpuopt
+from gpuopt import backends
+from gpuopt.backends.cpu.backend import CpuBackend
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.device import Device
+
+SEED, ETA, GAMMA = 2**40 + 5, 2.0**-8, 0.55
+NOISE: dict[str, Any] = {GradientNoise.name: (ETA, GAMMA, SEED)}
+_WORD = 2**64 - 1
+
+
+def mixed(bits: int) -> int:
+    """Returns SplitMix64's word for a state."""
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _WORD
+    return bits ^ bits >> 31
+
+
+def normal(step: int, size: int, seed: int = SEED) -> np.ndarray:
+    """Returns the normal numbers of the elements of a variable in some step."""
+    golden = 0x9E3779B97F4A7C15
+    key = mixed(mixed(seed + golden & _WORD) + (step + 1) * golden & _WORD)
+    words = [mixed(key + (number + 1) * golden & _WORD) for number in range(size)]
+    first = np.array([(word >> 40) + 1 for word in words]) / 2**24
+    second = np.array([word >> 16 & 0xFFFFFF for word in words]) / 2**24
+    return np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)
+
+
+def noise_of(eta: float, gamma: float, seed: int) -> dict[str, Any]:
+    return {GradientNoise.name: (eta, gamma, seed)}
+
+
+@pytest.fixture(autouse=True)
+def _is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+
+
+def noise(step: int, shape: tuple[int, ...]) -> np.ndarray:
+    deviation = np.sqrt(ETA / (1 + step) ** GAMMA)
+    return deviation * normal(step, int(np.prod(shape))).reshape(shape)
+
+
+class NoisyModel(Model):
+    """Adds noise to clipped gradients: of sparse ones, to the rows that they name."""
+
+    def _update(self, label: str, gradient: np.ndarray, rows: Any, rate: float) -> None:
+        named: Any = ... if rows is None else np.unique(rows).astype(int)
+        noisy = np.array(gradient)
+        noisy[named] += noise(self.count, gradient.shape)[named]
+        super()._update(label, noisy, rows, rate)
+
+
+@pytest.fixture(
+    params=[
+        "host",
+        pytest.param("emulated", marks=pytest.mark.emulator),
+        pytest.param("gpu", marks=pytest.mark.gpu),
+    ]
+)
+def xp(request: pytest.FixtureRequest) -> Any:
+    """The module of a device's arrays."""
+    if request.param == "host":
+        return np
+    if request.param == "emulated":
+        request.getfixturevalue("emulated_gpus")
+        return fake_cupy
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture
+def noisy_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the random programs of all stages add noise to gradients."""
+    make = all_stages.make_optimizer
+
+    def make_noisy(kind: str, rate: Any, options: Mapping[str, Any]) -> Any:
+        return make(kind, rate, {**options, **NOISE})
+
+    monkeypatch.setattr(all_stages, "make_optimizer", make_noisy)
+    monkeypatch.setattr(all_stages, "Model", NoisyModel)
+
+
+@pytest.mark.usefixtures("noisy_programs")
+@pytest.mark.parametrize("seed", seeds(24))
+def test_noise_in_random_mixtures_is_that_of_a_model(seed: int) -> None:
+    all_stages.run(seed, NUMBERS)
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("noisy_programs", "emulated_gpus")
+@pytest.mark.parametrize("seed", seeds(6))
+def test_noise_in_random_mixtures_on_emulated_gpus_is_that_of_a_model(seed: int) -> None:
+    all_stages.run(seed, NUMBERS[:20], "gpu:0")
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("noisy_programs")
+@pytest.mark.parametrize("seed", seeds(6))
+def test_noise_in_random_mixtures_on_a_gpu_is_that_of_a_model(seed: int) -> None:
+    all_stages.run(seed, NUMBERS[:20], "gpu:0")
+
+
+SHAPES = [(), (3,), (40,), (6, 5), (0,), (300, 7)]
+TABLE, ROWS = (12, 20), np.array([4, 1, 9, 0, 7])
+# What one optimizer with noise does is what it does without by noisy gradients.
+KINDS_OF_STEPS: dict[str, Callable[..., Any]] = {
+    **STAGES,
+    "float64 sums": lambda **more: gpuopt.LAMBOptimizer(0.01, **more),
+    "nesterov": lambda **more: gpuopt.MomentumOptimizer(0.1, 0.9, use_nesterov=True, **more),
+    "ftrl": lambda **more: gpuopt.FtrlOptimizer(0.1, l1_regularization_strength=0.01, **more),
+    "sums, wide norm": lambda **more: gpuopt.LARSOptimizer(0.1, clip_norm=2.0**20, **more),
+    "several rates": lambda **more: gpuopt.AdamOptimizer(
+        groups=[gpuopt.ParameterGroup("(w[24]|table2)(_.*)?", learning_rate=0.5)], **more
+    ),
+}
+CLIPPED = [name for name in KINDS_OF_STEPS if "clip" in name or "groups" in name]
+
+
+def drawn(seed: int, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    return np.asarray(np.random.default_rng(seed).normal(size=shape)).astype(dtype)
+
+
+def pairs_of(xp: Any, variables: list[gpuopt.Variable], step: int, *, by_hand: bool) -> list[Any]:
+    """Returns gradients, to which noise is added by hand if that is asked for."""
+    pairs: list[Any] = []
+    for number, variable in enumerate(variables):
+        dtype = variable.dtype
+        if variable.name.startswith("table"):
+            values = drawn(100 * step + number, (len(ROWS), TABLE[1]), dtype)
+            values += (noise(step, TABLE)[ROWS] * by_hand).astype(dtype)
+            pairs.append((gpuopt.IndexedSlices(xp.asarray(values), xp.asarray(ROWS)), variable))
+        else:
+            gradient = drawn(100 * step + number, variable.shape, dtype)
+            gradient = np.asarray(gradient + noise(step, variable.shape) * by_hand)
+            pairs.append((xp.asarray(gradient.astype(dtype)), variable))
+    return pairs
+
+
+def start(xp: Any, kind: str, dtype: Any, name: str = "") -> list[gpuopt.Variable]:
+    shapes = {} if kind == "sparse" else {f"w{i}{name}": each for i, each in enumerate(SHAPES)}
+    if kind != "dense":
+        shapes |= {f"table{name}": TABLE, f"table2{name}": TABLE}
+    return [
+        variable_on(xp, drawn(i, shape, dtype), name=name)
+        for i, (name, shape) in enumerate(shapes.items())
+    ]
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
+@pytest.mark.parametrize("name", [name for name in KINDS_OF_STEPS if name not in CLIPPED])
+@pytest.mark.parametrize("limits", ["small", "large"])
+def test_every_kind_of_step_is_that_of_noisy_gradients(
+    name: str, kind: str, limits: str, xp: Any
+) -> None:
+    make = KINDS_OF_STEPS[name]
+    dtype = np.float64 if "float64" in name else np.float32
+    large = {"small": 10**9, "large": 0}[limits]
+    if limits == "large" and xp is not np:
+        pytest.skip("of the host")
+    backend = CpuBackend(CpuLimits(small_elements=1, large_elements=large, elements_per_thread=64))
+    with backends.using(Device.cpu, backend):
+        mine, theirs = (start(xp, kind, dtype, each) for each in ("", "_of_model"))
+        ours = make(**NOISE)
+        plain = make()
+        for step in range(3):
+            for w, v in zip(mine, theirs, strict=True):
+                v.assign(w.numpy())
+            ours.apply_gradients(pairs_of(xp, mine, step, by_hand=False))
+            plain.apply_gradients(pairs_of(xp, theirs, step, by_hand=True))
+            for w, v in zip(mine, theirs, strict=True):
+                slots = [(ours.get_slot(w, s), plain.get_slot(v, s)) for s in ours.get_slot_names()]
+                for got, expected in [(w, v), *slots]:
+                    a, b = got.numpy().astype(np.float64), expected.numpy().astype(np.float64)
+                    bound = 0.02 if "slot_bits" in name else 2e-5
+                    np.testing.assert_allclose(
+                        a, b, rtol=0, atol=bound * np.abs(b).max(initial=0), err_msg=w.name
+                    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_numbers_are_those_of_the_model_on_every_device(dtype: Any, xp: Any) -> None:
+    shapes = [(5000,), (7,), (3, 4)]
+    variables = [variable_on(xp, np.zeros(shape, dtype)) for shape in shapes]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, **NOISE)
+    for step in range(3):
+        for w in variables:
+            w.assign(np.zeros(w.shape, dtype))
+        zeros = [(xp.asarray(np.zeros(w.shape, dtype)), w) for w in variables]
+        optimizer.apply_gradients(zeros)
+        for w in variables:
+            expected = noise(step, w.shape)
+            # The cosine's argument is rounded, too: near its zeros by more digits than it has.
+            most = 8 * np.finfo(np.float32).eps * np.sqrt(ETA)
+            np.testing.assert_allclose(-w.numpy(), expected, rtol=0, atol=4 * most)
+            np.testing.assert_array_less(np.abs(expected), 6 * np.sqrt(ETA))
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+def test_numbers_of_devices_differ_by_the_last_digits_of_log_and_cos() -> None:
+    results = []
+    for xp in (np, fake_cupy):
+        w = variable_on(xp, np.zeros(20_000, np.float32))
+        optimizer = gpuopt.GradientDescentOptimizer(1.0, **noise_of(1.0, 0.0, SEED))
+        optimizer.apply_gradients([(xp.asarray(np.zeros(20_000, np.float32)), w)])
+        results.append(w.numpy())
+    np.testing.assert_allclose(*results, rtol=8 * np.finfo(np.float32).eps)
+
+
+def test_the_noise_is_normal_and_each_steps_own() -> None:
+    w, seen = gpuopt.Variable(np.zeros(100_000, np.float32)), []
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, **noise_of(1.0, 1.0, 3))
+    for step in range(3):
+        w.assign(np.zeros(w.shape, np.float32))
+        optimizer.apply_gradients([(np.zeros(w.shape, np.float32), w)])
+        seen.append(w.numpy().astype(np.float64) * np.sqrt(1 + step))
+    for each in seen:
+        moments = [each.mean(), each.var() - 1, (each**3).mean(), (each**4).mean() - 3]
+        assert np.abs(moments).max() < 0.1, moments
+    assert np.abs(np.corrcoef(seen) - np.eye(3)).max() < 0.02
+
+
+@pytest.mark.parametrize("view", ["transposed", "every third", "backwards"])
+@pytest.mark.parametrize("make", [gpuopt.GradientDescentOptimizer, gpuopt.LAMBOptimizer])
+def test_elements_are_numbered_in_the_order_of_their_indices(view: str, make: Any) -> None:
+    memory = drawn(0, (900,))
+    w = {
+        "transposed": memory.reshape(30, 30).T,
+        "every third": memory[::3],
+        "backwards": memory[::-1],
+    }[view]
+    v, gradient = w.copy(), drawn(1, w.shape)
+    make(0.5, **NOISE).apply_gradients([(gradient, w)])
+    make(0.5).apply_gradients([((gradient + noise(0, w.shape)).astype(np.float32), v)])
+    np.testing.assert_allclose(w, v, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_saver", [False, True], ids=["state_dict", "Saver"])
+@pytest.mark.parametrize("is_made", [False, True], ids=["before", "after its first step"])
+@pytest.mark.parametrize("more", [{}, {"slot_bits": 8}, {"catch_up": True}], ids=str)
+def test_a_restored_run_goes_on_to_the_bit(
+    by_saver: bool, is_made: bool, more: Any, xp: Any, tmp_path: Path
+) -> None:
+    def adam() -> Any:
+        return gpuopt.AdamOptimizer(0.01, **NOISE, **more)
+
+    def step(optimizer: Any, variable: gpuopt.Variable, seed: int) -> None:
+        values = xp.asarray(drawn(seed, (len(ROWS), 20)))
+        optimizer.apply_gradients([(gpuopt.IndexedSlices(values, xp.asarray(ROWS)), variable)])
+
+    w, optimizer = variable_on(xp, drawn(0, TABLE), name="w"), adam()
+    for seed in range(3):
+        step(optimizer, w, seed)
+    path = gpuopt.Saver({"w": w}, optimizers=[optimizer]).save(str(tmp_path / "model"))
+    kept, state = w.numpy(), optimizer.state_dict({"w": w})
+    step(optimizer, w, 3)
+    other, restored = variable_on(xp, np.zeros(TABLE, np.float32), name="w"), adam()
+    if is_made:
+        step(restored, other, 9)
+    if by_saver:
+        gpuopt.Saver({"w": other}, optimizers=[restored]).restore(path)
+    else:
+        restored.load_state_dict(state, {"w": other})
+        other.assign(kept)
+    step(restored, other, 3)
+    np.testing.assert_array_equal(other.numpy(), w.numpy())
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_run_may_begin_or_end_to_have_noise(begins: bool) -> None:
+    none: dict[str, Any] = {}
+    options = (none, NOISE) if begins else (NOISE, none)
+    first, then = (gpuopt.AdamOptimizer(0.01, **each) for each in options)
+    w, v = (gpuopt.Variable(drawn(0, (30,)), name="w") for _ in range(2))
+    first.apply_gradients([(drawn(1, (30,)), w)])
+    then.load_state_dict(first.state_dict({"w": w}), {"w": v})
+    then.apply_gradients([(drawn(2, (30,)), v)])
+    expected = first.get_slot(w, "m").numpy()
+    given = drawn(2, (30,)) + (noise(0, (30,)) if begins else 0)
+    np.testing.assert_allclose(
+        then.get_slot(v, "m").numpy(), 0.9 * expected + 0.1 * given, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("wrapped", ["on_nonfinite", "loss_scale"])
+def test_a_step_that_is_left_out_does_not_count(wrapped: str, xp: Any) -> None:
+    results = []
+    for is_bad in (False, True):
+        w = variable_on(xp, drawn(0, (300,)))
+        more: dict[str, Any] = {"on_nonfinite": "skip"} if wrapped == "on_nonfinite" else {}
+        optimizer: Any = gpuopt.AdamOptimizer(0.01, **NOISE, **more)
+        if wrapped == "loss_scale":
+            optimizer = gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(8.0))
+        bad = [np.full(300, np.inf, np.float32)] * is_bad
+        for gradient in (drawn(1, (300,)), *bad, drawn(2, (300,))):
+            optimizer.apply_gradients([(xp.asarray(gradient), w)])
+        results.append(w.numpy())
+    np.testing.assert_array_equal(*results)
+
+
+def test_a_refused_row_does_not_count(xp: Any) -> None:
+    table = variable_on(xp, drawn(0, (6, 4)))
+    optimizer = gpuopt.GradientDescentOptimizer(0.1, **NOISE)
+    for rows, is_refused in (([1, 2], False), ([1, 6], True)):
+        before = table.numpy()
+        slices = gpuopt.IndexedSlices(xp.asarray(drawn(1, (2, 4))), xp.asarray(np.array(rows)))
+        with pytest.raises(IndexError) if is_refused else nullcontext():
+            optimizer.apply_gradients([(slices, table)])
+            table.numpy()
+        assert np.array_equal(table.numpy(), before) == is_refused
+    assert optimizer.state.host_scalar("noise_steps").numpy() == 1
+
+
+def test_a_rule_of_a_user_gets_noise(xp: Any) -> None:
+    @gpuopt.update_rule
+    def own(var: Any, grad: Any, trace: Any, *, learning_rate: Any) -> None:
+        trace[...] = 0.5 * trace + grad
+        var -= learning_rate * trace
+
+    class Own(gpuopt.optimizers.base.RuleOptimizer):
+        rule = own
+
+        def __init__(self, learning_rate: float, **common: Any) -> None:
+            super().__init__(common, learning_rate=learning_rate)
+
+    w, v = (variable_on(xp, drawn(0, (50,))) for _ in range(2))
+    gradient = drawn(1, (50,))
+    Own(0.1, **NOISE).apply_gradients([(xp.asarray(gradient), w)])
+    noisy = (gradient + noise(0, (50,))).astype(np.float32)
+    Own(0.1).apply_gradients([(xp.asarray(noisy), v)])
+    np.testing.assert_allclose(w.numpy(), v.numpy(), atol=1e-6)
+
+
+@pytest.mark.contract
+def test_hooks_that_know_no_stage_refuse_it() -> None:
+    class Own(gpuopt.GradientDescentOptimizer):
+        def _apply_dense(self, grad: Any, var: gpuopt.Variable) -> None:
+            super()._apply_dense(grad, var)
+
+    w = gpuopt.Variable(np.ones(3, np.float32))
+    optimizer = Own(0.1, **NOISE)
+    with pytest.raises(NotImplementedError, match="which has no gradient_noise"):
+        optimizer.apply_gradients([(np.ones(3, np.float32), w)])
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("to", ["torch", "bitsandbytes"])
+def test_other_libraries_add_no_noise(to: str) -> None:
+    pytest.importorskip("torch")
+    more: Any = {"slot_bits": 8, "slot_form": "bitsandbytes"} if to == "bitsandbytes" else {}
+    w = gpuopt.Variable(np.ones(3, np.float32), name="w")
+    optimizer = gpuopt.TorchAdamWOptimizer(0.1, **NOISE, **more)
+    optimizer.apply_gradients([(np.ones(3, np.float32), w)])
+    with pytest.raises(ValueError, match="gradient_noise"):
+        getattr(gpuopt, f"optimizer_to_{to}")(optimizer, [w])
