@@ -47,7 +47,8 @@ class PlainRule:
         if self._rule.row_slots:
             self._apply_to_rows(written, grad, numbers)
         else:
-            grad = self._rule.gradient(grad, self._scalars, numbers)
+            if self._rule.stages:  # else a call of nothing, in each small step
+                grad = self._rule.gradient(grad, self._scalars, numbers)
             self._rule.apply(written[0], grad, *written[1:], **self._scalars)
 
     def _apply_to_rows(
