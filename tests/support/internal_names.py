@@ -32,8 +32,8 @@ ExponentialMovingAverage: averages_of_variables decay_now follows forget move
   start version
 Schedule: arguments constants formula then
 UpdateRule: computed eight_bit definitions fields functor gradient include
-  include_folders is_averaged is_clipped is_emitted is_rounded is_scaled own
-  own_functor programs programs_of_terms slot_shape stages
+  include_folders is_averaged is_clipped is_emitted is_numbered is_rounded is_scaled own
+  own_functor programs programs_of_terms reads_numbers slot_shape stages
 Unnamed: check cpp_type
 MirroredStrategy: apply_gradients own_gradients place_of
 LocalVariables: find initial_value_beside made name_here refuse_row_changes
