@@ -36,8 +36,10 @@ from gpuopt.optimizers.schedule_free_adam_w import (
     ScheduleFreeAdamWOptimizer as ScheduleFreeAdamWOptimizer,
 )
 from gpuopt.optimizers.schedule_free_sgd import ScheduleFreeSGDOptimizer as ScheduleFreeSGDOptimizer
+from gpuopt.optimizers.torch_adagrad import TorchAdagradOptimizer as TorchAdagradOptimizer
 from gpuopt.optimizers.torch_adam_w import TorchAdamWOptimizer as TorchAdamWOptimizer
 from gpuopt.optimizers.torch_nadam import TorchNAdamOptimizer as TorchNAdamOptimizer
+from gpuopt.optimizers.torch_rms_prop import TorchRMSpropOptimizer as TorchRMSpropOptimizer
 from gpuopt.optimizers.torch_sgd import TorchSGDOptimizer as TorchSGDOptimizer
 
 # Type checkers cannot evaluate this line; they read the imports above.

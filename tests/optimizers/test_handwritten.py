@@ -13,7 +13,7 @@ import gpuopt
 pytestmark = pytest.mark.value
 
 GRADIENTS = np.random.default_rng(0).standard_normal((40, 5))
-DECAY, EPSILON = 0.01, 1e-8
+DECAY, EPSILON, RHO = 0.01, 1e-8, 0.95
 # Of numpy, because Python's numbers are rounded to float32.
 LR, MU, BETA1, BETA2 = np.float64(0.1), np.float64(0.9), np.float64(0.9), np.float64(0.999)
 
@@ -60,6 +60,13 @@ def adagrad(w: Any) -> Weights:
         yield (w := w - LR * g / (np.sqrt(h) + EPSILON))
 
 
+def rms_prop(w: Any) -> Weights:
+    h = 0.0
+    for g in GRADIENTS:
+        h = RHO * h + (1 - RHO) * g**2
+        yield (w := w - LR * g / (np.sqrt(h) + EPSILON))
+
+
 def adam(w: Any, decay: float = 0.0) -> Weights:
     m = v = 0.0
     for t, g in enumerate(GRADIENTS, 1):
@@ -90,7 +97,8 @@ def adam_with_one_factor(w: Any) -> Weights:
             lambda: gpuopt.TorchSGDOptimizer(LR, momentum=MU, weight_decay=DECAY),
             1e-12,
         ),
-        (adagrad, lambda: gpuopt.AdagradOptimizer(LR, initial_accumulator_value=1e-14), 1e-6),
+        (adagrad, lambda: gpuopt.TorchAdagradOptimizer(LR, epsilon=EPSILON), 1e-12),
+        (rms_prop, lambda: gpuopt.TorchRMSpropOptimizer(LR, decay=RHO, epsilon=EPSILON), 1e-12),
         (adam, lambda: gpuopt.TorchAdamWOptimizer(LR, weight_decay=0.0), 1e-12),
         (adam_with_one_factor, lambda: gpuopt.AdamOptimizer(LR), 1e-5),  # powers in float32
         (

@@ -123,5 +123,6 @@ def test_when_all_is_filled_in_what_follows_is_written_and_then_the_name_is_take
 def test_modules_are_named_as_they_are() -> None:
     modules = {path.stem for path in (new_optimizer.ROOT / "gpuopt/optimizers").glob("*.py")}
     assert {new_optimizer.module_of(name) for name in new_optimizer.names()} - modules == {
-        "torch_n_adam"
+        "torch_n_adam",
+        "torch_rm_sprop",
     }

@@ -36,6 +36,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "RMSPropOptimizer": {"momentum": 0.5},
     "ScheduleFreeAdamWOptimizer": {"weight_decay": 0.01},
     "ScheduleFreeSGDOptimizer": {"weight_decay": 0.01},
+    "TorchAdagradOptimizer": {"learning_rate_decay": 0.1, "epsilon": 0.01},
+    "TorchRMSpropOptimizer": {"momentum": 0.5, "epsilon": 0.01},
     "TorchSGDOptimizer": {"momentum": 0.9, "weight_decay": 0.01},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -43,6 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "MomentumOptimizer": {"use_nesterov": True},
     "MomentumWOptimizer": {"use_nesterov": True},
     "RMSPropOptimizer": {"centered": True},
+    "TorchRMSpropOptimizer": {"centered": True},
     "TorchSGDOptimizer": {"use_nesterov": True},
 }
 # Optimizers whose elements do not each step alone; they have tests of their own.

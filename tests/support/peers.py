@@ -106,6 +106,34 @@ CASES = [
         Call("TorchSGD", {"momentum": 0.9, "weight_decay": 0.1, "use_nesterov": True}),
         Call("torch.optim.SGD", {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}),
     ),
+    Case(Call("TorchRMSprop"), Call("torch.optim.RMSprop")),
+    *(
+        Case(
+            Call("TorchRMSprop", {**settings, "decay": 0.9, "epsilon": 0.1}),
+            Call(peer, {**settings, **named, "eps": 0.1}),
+        )
+        for settings in (
+            {},
+            {"momentum": 0.8},
+            {"centered": True},
+            {"momentum": 0.8, "centered": True},
+        )
+        for peer, named in (
+            ("torch.optim.RMSprop", {"alpha": 0.9}),
+            ("optax.rmsprop", {"decay": 0.9, "eps_in_sqrt": False}),
+        )
+    ),
+    Case(Call("TorchAdagrad"), Call("torch.optim.Adagrad")),
+    Case(
+        Call(
+            "TorchAdagrad",
+            {"learning_rate_decay": 0.1, "epsilon": 0.1, "initial_accumulator_value": 0.2},
+        ),
+        Call(
+            "torch.optim.Adagrad",
+            {"lr_decay": 0.1, "eps": 0.1, "initial_accumulator_value": 0.2},
+        ),
+    ),
     Case(
         Call("ScheduleFreeSGD", {"weight_decay": 0.1}),
         Call("schedulefree.SGDScheduleFree", {"weight_decay": 0.1}),

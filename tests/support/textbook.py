@@ -421,6 +421,45 @@ def torch_sgd(
     return {"var": w, "momentum": b}
 
 
+def torch_rms_prop(
+    w,
+    history: History,
+    *,
+    learning_rate=0.01,
+    decay=0.99,
+    epsilon=1e-8,
+    momentum=0.0,
+    centered=False,
+) -> State:
+    """The box in the documentation of torch.optim.RMSprop."""
+    v, mean, b = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
+    for _, g in history:
+        v = decay * v + (1 - decay) * g**2
+        mean = decay * mean + (1 - decay) * g
+        step = g / (np.sqrt(v - mean**2 if centered else v) + epsilon)
+        b = momentum * b + step
+        w = w - learning_rate * b
+    return {"var": w, "rms": v, "mg": mean, "momentum": b}
+
+
+def torch_adagrad(
+    w,
+    history: History,
+    *,
+    learning_rate=0.01,
+    learning_rate_decay=0.0,
+    epsilon=1e-10,
+    initial_accumulator_value=0.0,
+) -> State:
+    """The box in the documentation of torch.optim.Adagrad."""
+    total = np.full_like(w, initial_accumulator_value)
+    for step, g in history:
+        total = total + g**2
+        rate = learning_rate / (1 + (step - 1) * learning_rate_decay)
+        w = w - rate * g / (np.sqrt(total) + epsilon)
+    return {"var": w, "accumulator": total}
+
+
 def schedule_free_adam_w(
     w,
     history: History,

@@ -110,7 +110,9 @@ def with_defaults(
 
 # What other libraries call arguments.
 _OTHER_NAMES = {
+    "alpha": ("decay",),
     "lr": ("learning_rate",),
+    "lr_decay": ("learning_rate_decay",),
     "betas": ("beta1", "beta2"),
     "b1": ("beta1",),
     "b2": ("beta2",),

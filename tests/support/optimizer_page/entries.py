@@ -94,11 +94,19 @@ ENTRIES = {
     "ScheduleFreeSGDOptimizer": Entry(
         DESCENT, ("schedulefree.SGDScheduleFree", "optax.contrib.schedule_free_sgd")
     ),
+    "TorchAdagradOptimizer": Entry(
+        SUMS, ("torch.optim.Adagrad", "optax.adagrad", "keras.optimizers.Adagrad")
+    ),
     "TorchAdamWOptimizer": Entry(
         ADAM, ("torch.optim.AdamW", "optax.adamw", "keras.optimizers.AdamW")
     ),
     "TorchNAdamOptimizer": Entry(
         RELATIVES, ("torch.optim.NAdam", "optax.nadam", "keras.optimizers.Nadam")
+    ),
+    "TorchRMSpropOptimizer": Entry(
+        SIGNS,
+        ("torch.optim.RMSprop", "optax.rmsprop", "keras.optimizers.RMSprop"),
+        {"momentum": 0.9},
     ),
     "TorchSGDOptimizer": Entry(
         DESCENT, ("torch.optim.SGD", "optax.sgd", "keras.optimizers.SGD"), {"momentum": 0.9}

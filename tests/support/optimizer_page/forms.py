@@ -249,7 +249,9 @@ FAMILIES = (
     Family(
         "Which RMSProp?",
         "TensorFlow's average of squares starts at 1, so its first steps are short where gradients "
-        "are small, and its epsilon is below the root. `decay` is 0.9.",
+        "are small, and its epsilon is below the root. `decay` is 0.9. The book Deep Learning from "
+        "Scratch has the third form, with an epsilon of 1e-7 and a decay of 0.99: "
+        "`TorchRMSprop(epsilon=1e-7)`.",
         (
             Form(
                 "starts at 1; epsilon below the root",
@@ -268,8 +270,9 @@ FAMILIES = (
             ),
             Form(
                 "starts at 0; epsilon beside the root",
-                partial(formulas.rms_prop_from_zero, epsilon=1e-8),
-                theirs=(
+                partial(textbook.torch_rms_prop, decay=0.9),
+                Call("TorchRMSprop", {"decay": 0.9}),
+                (
                     Call("torch.optim.RMSprop", {"alpha": 0.9}),
                     Call("optax.rmsprop", {"eps_in_sqrt": False}),
                 ),
@@ -278,7 +281,8 @@ FAMILIES = (
     ),
     Family(
         "Which Adagrad?",
-        "The sum of squares starts above 0, or there is an epsilon, or both.",
+        "The sum of squares starts above 0, or there is an epsilon, or both. The book Deep Learning "
+        "from Scratch has the second form, with an epsilon of 1e-7: `TorchAdagrad(epsilon=1e-7)`.",
         (
             Form(
                 "starts at 0.1; no epsilon",
@@ -289,8 +293,9 @@ FAMILIES = (
             ),
             Form(
                 "starts at 0; epsilon beside the root",
-                partial(formulas.adagrad_with_epsilon, epsilon=1e-10),
-                theirs=(Call("torch.optim.Adagrad"),),
+                textbook.torch_adagrad,
+                Call("TorchAdagrad"),
+                (Call("torch.optim.Adagrad"),),
             ),
             Form(
                 "starts at 0.1; epsilon below the root",

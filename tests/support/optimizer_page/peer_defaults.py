@@ -28,6 +28,7 @@ REQUIRED = "required"
 # The names that others have for our arguments, best first.
 ALIASES = {
     "learning_rate": ("lr",),
+    "learning_rate_decay": ("lr_decay",),
     "beta1": ("b1", "beta_1", "betas[0]", "momentum"),
     "beta2": ("b2", "beta_2", "betas[1]"),
     "epsilon": ("eps",),

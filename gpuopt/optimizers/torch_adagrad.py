@@ -1,0 +1,82 @@
+"""Adagrad, as torch has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+
+from gpuopt.optimizers.base import (
+    Common,
+    Hyperparameter,
+    StepCountingOptimizer,
+    require_not_negative,
+    update_rule,
+)
+
+
+@update_rule(squares=("accumulator",))
+def torch_adagrad(
+    var: Any, grad: Any, accumulator: Any, *, learning_rate: Any, epsilon: Any
+) -> None:
+    accumulator += grad * grad
+    var -= learning_rate * grad / (np.sqrt(accumulator) + epsilon)
+
+
+class TorchAdagradOptimizer(StepCountingOptimizer):
+    """Adagrad (Duchi, Hazan & Singer 2011, section 1.3), in torch's form, which begins at 0.
+
+        n += g^2
+        w -= rate * g / (sqrt(n) + epsilon)
+        rate = learning_rate / (1 + (t - 1) * learning_rate_decay)
+
+    It is `torch.optim.Adagrad`, whose `lr_decay` is `learning_rate_decay`, but that torch counts
+    the steps of each parameter. In `AdagradOptimizer`, which is TensorFlow's, `n` starts at 0.1,
+    and there is no epsilon; in those of optax and Keras, it starts at 0.1, and epsilon is inside
+    the root.
+
+    A sparse gradient updates the rows it names. Python floats keep all digits. `t` is the variable
+    `step`, float64, shared by all variables.
+
+    Args:
+        learning_rate: Step size.
+        learning_rate_decay: How fast the step size falls with the steps.
+        epsilon: Added to the root.
+        initial_accumulator_value: What `n` starts with, 0 or more.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
+
+    Raises:
+        ValueError: `initial_accumulator_value` is negative.
+    """
+
+    rule = torch_adagrad
+
+    def __init__(
+        self,
+        learning_rate: Hyperparameter = 0.01,
+        learning_rate_decay: Hyperparameter = 0.0,
+        epsilon: Hyperparameter = 1e-10,
+        initial_accumulator_value: float = 0.0,
+        **common: Unpack[Common],
+    ) -> None:
+        require_not_negative(initial_accumulator_value=initial_accumulator_value)
+        super().__init__(
+            common,
+            learning_rate=learning_rate,
+            learning_rate_decay=learning_rate_decay,
+            epsilon=epsilon,
+        )
+        self.initial_accumulator_value = initial_accumulator_value
+
+    def _initial_slot_values(self) -> Mapping[str, float]:
+        return {"accumulator": self.initial_accumulator_value}
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        rate, decay, epsilon = self._given("learning_rate", "learning_rate_decay", "epsilon")
+        return {
+            "learning_rate": real(rate / (1 + (self._step() - 1) * decay)),
+            "epsilon": real(epsilon),
+        }
