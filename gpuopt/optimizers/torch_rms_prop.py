@@ -137,10 +137,7 @@ class TorchRMSpropOptimizer(AllDigitsOptimizer):
         super().__init__(common, **hyperparameters)
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        names = ["learning_rate", "decay", "epsilon"]
-        scalars = {
-            name: real(value) for name, value in zip(names, self._given(*names), strict=True)
-        }
+        scalars = {name: real(self._hyper(name)) for name in ("learning_rate", "decay", "epsilon")}
         # Of all digits: 1 - 0.99 of float32 is off by 1e-6.
         scalars["added"] = real(1 - np.float64(self._hyper("decay")))
         if "momentum_decay" in self.rule.scalars:

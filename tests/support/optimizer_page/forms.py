@@ -250,7 +250,7 @@ FAMILIES = (
         "Which RMSProp?",
         "TensorFlow's average of squares starts at 1, so its first steps are short where gradients "
         "are small, and its epsilon is below the root. `decay` is 0.9. The book Deep Learning from "
-        "Scratch has the third form, with an epsilon of 1e-7 and a decay of 0.99: "
+        "Scratch has form C, with an epsilon of 1e-7 and a decay of 0.99: "
         "`TorchRMSprop(epsilon=1e-7)`.",
         (
             Form(
@@ -281,8 +281,9 @@ FAMILIES = (
     ),
     Family(
         "Which Adagrad?",
-        "The sum of squares starts above 0, or there is an epsilon, or both. The book Deep Learning "
-        "from Scratch has the second form, with an epsilon of 1e-7: `TorchAdagrad(epsilon=1e-7)`.",
+        "The sum of squares starts above 0, or there is an epsilon, or both. The book Deep "
+        "Learning from Scratch has form B, with an epsilon of 1e-7: "
+        "`TorchAdagrad(epsilon=1e-7)`.",
         (
             Form(
                 "starts at 0.1; no epsilon",

@@ -80,8 +80,9 @@ GUIDE = (
     ),
     (
         "Recurrent networks, reinforcement learning",
-        ("RMSProp",),
-        "The usual choice there. Mind [its forms](#which-rmsprop): numbers from torch do not fit.",
+        ("RMSProp", "TorchRMSprop"),
+        "The usual choice there. Mind [its forms](#which-rmsprop): numbers from torch fit the "
+        "second alone.",
     ),
     (
         "Little memory",
