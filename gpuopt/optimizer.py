@@ -20,7 +20,7 @@ from gpuopt.locks import Lock
 from gpuopt.state.copies import CopiedByConstructor
 from gpuopt.state.state import Description, State
 from gpuopt.state.state_dict import OptimizerState, load_state, read_state
-from gpuopt.step.device_scaling import Attempt, DeviceScaling, Key
+from gpuopt.step.device_scaling import DeviceScaling, Key
 from gpuopt.step.finite_gradients import FiniteGradients
 from gpuopt.step.hooks import Hooks
 from gpuopt.step.leaves import Leaves, paired
@@ -381,8 +381,8 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             return
         if self._on_nonfinite != "propagate":
             request = request._replace(pairs=as_sequence(request.pairs))
-            step_if_finite = partial(self._step_if_finite, request)
-            self._on_gpu.call(step_if_finite, partial(self._key_on_gpu, request))
+            key = self._key_on_gpu(request)
+            self._on_gpu.call(partial(self._step_if_finite, request, key), key)
             return
         step = Step(self, request.global_step, request.name or self._name)
         if type(request.pairs) is not list:
@@ -447,12 +447,12 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             keep()
         return params
 
-    def _step_if_finite(self, request: StepRequest, attempt: Attempt) -> None:
+    def _step_if_finite(self, request: StepRequest, key: Key | None) -> None:
         step, added = Step(self, request.global_step, request.name or self._name), request.additions
         with step.watched:
             updates, takes_norms = self._checked_updates(request), self._takes_norms()
-            if takes_norms or self._on_gpu.is_ahead:
-                own = FiniteGradients(self._on_gpu, attempt, self._makes_step_of, takes_norms)
+            if takes_norms or key is not None:
+                own = FiniteGradients(self._on_gpu, key, self._makes_step_of, takes_norms)
                 step.run(updates, own, *added)
             elif not self._must_skip(updates):
                 step.run(updates, *added)

@@ -10,6 +10,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
 from gpuopt.locks import renew_after_fork
+from gpuopt.variables.behind import own_numbers
 from gpuopt.variables.variable import Variable
 
 
@@ -21,7 +22,7 @@ class HostScalar(Variable):
     lost, other than what `assign` and its kin write.
     """
 
-    __slots__ = ("_changing",)
+    __slots__ = ("_changing", "_known")
 
     def __init__(self, value: np.generic, name: str, device: Device) -> None:
         super().__init__(value, name=name, trainable=False)
@@ -34,22 +35,36 @@ class HostScalar(Variable):
     def memory(self) -> Device:
         return Device.cpu
 
+    @property
+    def _array(self) -> Any:
+        """What this thread reads and writes: a step's own number, while the real one is behind."""
+        if self.identity.behind is None:
+            return self._known
+        return own_numbers.of.get(self.identity, self._known)
+
+    @_array.setter
+    def _array(self, array: Any) -> None:
+        self._known = array
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """Returns a copy."""
-        # Here, and not by a call: every step reads some.
-        if self.identity.behind is not None:
-            self.identity.behind.bring_up()
+        # Here, and not by calls: every step reads some.
+        if self.identity.behind is None:
+            return self._known.copy()  # type: ignore[no-any-return]
+        self.identity.behind.bring_up()
         return self._array.copy()  # type: ignore[no-any-return]
 
     def multiply(self, factor: np.floating[Any]) -> None:
         """Multiplies in place; no product is lost if several threads do so at once."""
         with self._changing:
-            self._array *= factor
+            number = self._known if self.identity.behind is None else self._array
+            number *= factor
 
     def add(self, term: float) -> None:
         """Adds in place; no sum is lost if several threads do so at once."""
         with self._changing:
-            self._array += term
+            number = self._known if self.identity.behind is None else self._array
+            number += term
 
     def raise_to(self, value: float) -> None:
         """Makes the value at least so large, in place."""

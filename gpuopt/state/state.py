@@ -565,7 +565,7 @@ class State:
             return []
         # Without the lock and with few calls: each step does this.
         others = self._others.copy().values()
-        return [(each, each._array.item()) for each in others if type(each) is HostScalar]
+        return [(each, each._known.item()) for each in others if type(each) is HostScalar]
 
     def host_scalars(self) -> list[HostScalar]:
         """Lists the scalars that the host computes with."""

@@ -48,14 +48,11 @@ class Addition(Protocol):
     def _written_beside(self, variables: Sequence[Variable]) -> Iterable[Variable]:
         """Returns the arrays that are written in a step of some variables, beside these."""
 
-    def _accept_decided(self, is_noted: bool) -> bool:
+    def _accept_decided(self, is_counted: bool) -> None:
         """Called where a step is counted that was not finished, if a GPU decides about it.
 
         Args:
-            is_noted: Whether `_after_update` had returned.
-
-        Returns:
-            Whether the step is counted already.
+            is_counted: Whether the GPU's decision counts it.
         """
 
     def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:

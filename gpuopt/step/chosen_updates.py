@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from gpuopt.locks import Lock
 from gpuopt.step.request import StepRequest
-from gpuopt.step.updates import HookOptimizer, Pair, Updates
+from gpuopt.step.updates import Decider, HookOptimizer, Pair, Updates
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
@@ -24,7 +23,7 @@ class ChosenUpdates:
     See `Updates` for what each method promises.
     """
 
-    gpu_decides: Lock | None = None
+    gpu_decides: Decider | None = None
 
     def __init__(
         self, optimizer: ChoosingOptimizer, every: Updates, chosen: Sequence[Pair]

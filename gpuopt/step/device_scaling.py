@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpuopt import environment
 from gpuopt.backends import backend_for, to_device
-from gpuopt.backends.loss_scaling import Decision, LastBad, LossScalings
+from gpuopt.backends.loss_scaling import Decision, LossScalings
 from gpuopt.device import Device
 from gpuopt.locks import Lock, call_if_free
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
@@ -22,7 +21,9 @@ from gpuopt.step.row_checks import is_updating
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.updates import Updates
+from gpuopt.variables.behind import own_numbers
 from gpuopt.variables.gate import undoing
+from gpuopt.variables.identity import Identity
 from gpuopt.variables.late_errors import register
 from gpuopt.variables.variable import Variable
 
@@ -33,12 +34,8 @@ Names = Sequence[tuple[Sequence[int], Sequence[str], bool]]
 # Of a loss that is not scaled.
 _STAYS = ScaleRule()
 
-# Steps that the host may be ahead of what it knows: for each, kernels get scalars.
-_MOST_STEPS = 32
-
-
-class StepAgain(Exception):
-    """A step was prepared by numbers that may be wrong: a GPU may have left out earlier steps."""
+# Calls that may turn out to be left out: for each, kernels get scalars.
+_MOST_PROMISES = 8
 
 
 class DeviceScale(NamedTuple):
@@ -80,32 +77,34 @@ def reciprocal_on(loss_scale: Any, device: Device) -> Any:
     return np.float32(1) / np.float32(loss_scale)
 
 
-class _Counted(NamedTuple):
-    """What the host had when it had counted some number of steps.
+class _Count(NamedTuple):
+    """What a step is made by if a GPU has made some number of steps before it.
 
     Attributes:
-        numbers: The values of `_Chain.numbers`.
-        of_step: What it gave to the updates of the next step.
+        numbers: Of the variables that steps change, by identity: arrays that stay as they are.
+        of_step: What updates are given; None until a step was prepared by these numbers.
     """
 
-    numbers: Sequence[Any]
-    of_step: StepNumbers
+    numbers: Mapping[Identity, Any]
+    of_step: StepNumbers | None
 
 
-class _Read(NamedTuple):
-    """A GPU's count of the steps that were made, on its way to the host.
+class _Promise(NamedTuple):
+    """A step that was enqueued, and that the GPU may leave out.
 
     Attributes:
-        num_calls: How many steps were to be made.
-        seen: From `LossScalings.read`.
+        step: Its number, from 1.
+        seen: From `LossScalings.read`, after it.
+        names: `RuleUpdates.measured_names` of the step.
     """
 
-    num_calls: int
+    step: int
     seen: Any
+    names: Names
 
 
 class _Chain(NamedTuple):
-    """Steps that a GPU decides about, one after the other.
+    """Steps that a GPU decides about, one after the other: replaced by each, and never changed.
 
     Attributes:
         scale: The loss scale after the last of them.
@@ -113,12 +112,11 @@ class _Chain(NamedTuple):
         devices: Where the updates were.
         key: Equal if steps can follow each other in one chain.
         kept: What `key` has the ids of.
-        numbers: Variables in host memory that count steps: powers, counters, the global step.
+        variables: In host memory, those that count steps: powers, counters, the global step.
         num_calls: How many steps were to be made.
-        host_count: How many of them the host takes for made.
-        by_count: For each count that the GPU may have.
-        reads: Those that the host has not looked at yet.
-        names: `RuleUpdates.measured_names` of the steps of these, by their numbers.
+        num_made: How many of them are known to be made.
+        counts: For each number that the GPU may have made, from the known one on.
+        promises: The steps of which it is not known, the oldest first: one less than `counts`.
     """
 
     scale: DeviceScale
@@ -126,36 +124,21 @@ class _Chain(NamedTuple):
     devices: Collection[Device]
     key: Hashable
     kept: Any
-    numbers: Sequence[Variable]
+    variables: Sequence[Variable]
     num_calls: int
-    host_count: int
-    by_count: Mapping[int, _Counted]
-    reads: tuple[_Read, ...]
-    names: Mapping[int, Names]
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One preparation of a step, by the host's numbers that no GPU has refuted.
-
-    Attributes:
-        key: What `DeviceScaling.call` was given for it; empty if the host has to know which steps
-            were made.
-        place: Where the chain was when these numbers were read.
-    """
-
-    key: Key
-    place: tuple[DeviceScale, int] | None
+    num_made: int
+    counts: Sequence[_Count]
+    promises: Sequence[_Promise]
 
 
 class _ThisThread(threading.local):
-    """What this thread may see before a GPU has confirmed it.
+    """The step that this thread is in.
 
     Attributes:
-        ahead_of: The `DeviceScaling` whose numbers it may see; None for nobody's.
+        ledger: The `DeviceScaling` that may have a GPU decide about it; else None.
     """
 
-    ahead_of: Any = None
+    ledger: Any = None
 
 
 _this_thread = _ThisThread()
@@ -164,19 +147,17 @@ _this_thread = _ThisThread()
 class DeviceScaling:
     """The loss scale of one optimizer, while a GPU decides about its steps; a `RowsBehind`.
 
-    The host counts each step as if it were made, and gives kernels the scalars for this count and
-    for smaller ones. They take those of the count that the GPU has reached. When the host learns
-    that steps were left out, it goes back to the numbers that it had at the smaller count. All
-    these numbers and the loss scale are behind meanwhile: who reads one waits for the GPU.
-
-    A step that fails, or is interrupted, leaves the chain as it was. What the host had counted of
-    it is taken back when the next step is prepared, or a number is read.
+    Also the ledger of these steps. Each step that the host has enqueued is a promise until its
+    decision arrives. Meanwhile kernels are given the scalars for each number of steps that the GPU
+    may have made, and take those of its own count. The numbers that steps change, and the loss
+    scale, are behind: whoever reads or writes one waits for the GPU. The host takes none for known
+    that is not: so nothing has to be taken back, and a step that fails leaves no trace.
 
     Where no loss is scaled, the scale is 1 and stays. A step that is not finite may be an error,
     too, which is raised late: no step is made then until the host has heard of it.
 
     Attributes:
-        lock: Held by a step from its decision to its count, inside the gate.
+        lock: Held by a step from its decision to its promise, inside the gate.
         last_nonfinite: Describes the first gradient that was not finite in the last step that had
             one, of those that the host has heard of.
     """
@@ -211,6 +192,8 @@ class DeviceScaling:
         self.lock = Lock("what a GPU decides about steps")
         self.last_nonfinite: str | None = None
         self._chain: _Chain | None = None
+        # In the place of numbers while none is behind: another one after each chain.
+        self._settled: Mapping[Identity, Any] = {}
         # What is still to be told, and to be raised.
         self._untold: deque[str] = deque()
         self._refused: str | None = None
@@ -222,50 +205,46 @@ class DeviceScaling:
         """The present scale, if a GPU has it."""
         return None if self._chain is None else self._chain.scale
 
-    @property
-    def is_ahead(self) -> bool:
-        """Whether this thread is in a step that a GPU may decide about."""
-        return _this_thread.ahead_of is self
-
-    def call(self, step: Callable[[Attempt], None], key_of_step: Callable[[], Key | None]) -> None:
-        """Makes a step; again, as often as it was prepared by numbers that may be wrong.
+    def call(self, step: Callable[[], None], key: Key | None) -> None:
+        """Makes a step.
 
         Args:
-            step: Makes it; `prepare` and `confirm` are given what this is given.
-            key_of_step: Called before; returns objects: steps with the same ones can follow each
-                other. None if the host has to know which steps were made.
+            step: Makes it; `prepare` is given the same key.
+            key: Objects: steps with the same ones can follow each other. None if the host has to
+                know which steps were made.
 
         Raises:
             FloatingPointError: an earlier step was not finite, and `refuses`; or this one, and
                 GPUOPT_CHECK is 1.
             RuntimeError: this thread is in the middle of a step, as in a signal handler.
         """
-        while True:
-            key = key_of_step()
-            with suppress(StepAgain):
-                self._call_once(step, key)
-                break
-        if self._refuses and environment.settings().checks_at_once:
-            self.raise_late(wait=True)
-
-    def _call_once(self, step: Callable[[Attempt], None], key: Key | None) -> None:
-        """Calls `step`, in which this thread sees the host's numbers that no GPU has refuted."""
         if self.lock.is_this_threads:
             raise RuntimeError(
                 "a step cannot be made in the middle of another one of the same optimizer that a "
                 "GPU decides about, as by a signal handler: do it after that"
             )
         self.raise_late(wait=key is None)
-        outer = _this_thread.ahead_of
+        outer, outer_numbers = _this_thread.ledger, own_numbers.of
         try:
-            _this_thread.ahead_of = None if key is None else self
-            step(Attempt(key or (), _place_of(self._chain)))
+            if key is None:
+                _this_thread.ledger, own_numbers.of = None, {}
+            else:
+                _this_thread.ledger, own_numbers.of = self, self._newest
+            step()
         finally:  # without a call: after Ctrl-C at one, this thread would see them for ever
-            _this_thread.ahead_of = outer
+            _this_thread.ledger, own_numbers.of = outer, outer_numbers
+        if self._refuses and environment.settings().checks_at_once:
+            self.raise_late(wait=True)
+
+    @property
+    def _newest(self) -> Mapping[Identity, Any]:
+        """The numbers of the next step if all of the promises are kept."""
+        chain = self._chain
+        return self._settled if chain is None else chain.counts[-1].numbers
 
     def prepare(
         self,
-        attempt: Attempt,
+        key: Key | None,
         optimizer: Any,
         updates: Updates,
         loss_scale: Any,
@@ -275,102 +254,97 @@ class DeviceScaling:
         """Has a GPU decide about a step, if it can; returns whether it will.
 
         Args:
-            attempt: From `call`.
+            key: What `call` was given.
             optimizer: Whose step it is; it has been prepared.
             updates: The step's.
             loss_scale: What gradients are multiplied by: a number, or a `DeviceScale`.
             can_skip: Whether the step may be left out without the host's help.
 
         Raises:
-            StepAgain: the step was prepared by numbers that may be wrong.
+            FloatingPointError: an earlier step was not finite, and `refuses`.
         """
-        if not self.is_ahead or not isinstance(updates, RuleUpdates):
+        if key is None or not isinstance(updates, RuleUpdates):
             return False
-        counter = optimizer.this_thread.global_step
-        numbers = [*optimizer.state.scalars_of_steps(), *([] if counter is None else [counter])]
-        before, key, device = self._chain, attempt.key, None
+        chain, device = self._chain, None
         if can_skip:
-            device = updates.deciding_gpu(None if before is None else before.scale.device)
-        chain_key = device, *map(id, (*key, *numbers))
-        with undoing(), self.lock:
-            chain = self._chain
-            if chain is not None and chain.key != chain_key:
-                self._settle()
-                raise StepAgain
-            if _place_of(chain) != attempt.place:  # another thread has made a step, or waited
-                raise StepAgain
-            if device is None:
-                return False
-            if chain is not None and self._take_back_half_counted(chain):
-                raise StepAgain
-            if chain is None:
-                chain = self._begin(device, chain_key, key, numbers)
-            if not isinstance(loss_scale, DeviceScale):
-                unscale = float(np.float32(1) / np.float32(loss_scale))
-            elif loss_scale == chain.scale:
-                unscale = 0.0
-            else:
-                unscale = float(np.float32(1) / loss_scale.number())
-            now = _Counted([each.numpy() for each in chain.numbers], updates.numbers)
-            by_count = {**chain.by_count, chain.host_count: now}
-            self._chain = chain._replace(by_count=by_count)
-            below = range(chain.host_count - 1, min(by_count) - 1, -1)
-            attempt.place = _place_of(chain)
-            updates.decide_on_gpu(
-                Decision(
-                    self._rule,
-                    self._accept_after,
-                    chain.scale.scaling,
-                    chain.host_count,
-                    chain.num_calls + 1,
-                    self._refuses,
-                    chain.copies,
-                ),
-                chain.scale.device,
-                unscale,
-                [by_count[count].of_step for count in below],
-                self.lock,
-            )
+            device = updates.deciding_gpu(None if chain is None else chain.scale.device)
+        if device is not None:
+            updates.gpu_decides = _DecidedStep(self, key, device, optimizer, loss_scale)
             return True
+        with undoing(), self.lock:
+            self._settle()
+        self._raise_heard()
+        if own_numbers.of is not self._settled:
+            own_numbers.of = self._settled
+            updates.fix_scalars_anew()
+        return False
 
-    def confirm(self, attempt: Attempt) -> None:
-        """Called with `lock` held, before the GPU is to decide.
+    def _decide(self, step: _DecidedStep, updates: RuleUpdates) -> None:
+        """See `Decider.decide`."""
+        chain = self._chain
+        if chain is not None and chain.key != step.key:
+            self._settle()
+            self._raise_refused()
+            chain = None
+        is_known = own_numbers.of is self._newest
+        if chain is None:
+            chain = self._begin(step)
+        own_numbers.of = chain.counts[-1].numbers
+        if not is_known:  # another thread has made a step, or heard of one
+            updates.fix_scalars_anew()
+        counts = [*chain.counts[:-1], chain.counts[-1]._replace(of_step=updates.numbers)]
+        self._chain = chain._replace(counts=counts)
+        loss_scale = step.loss_scale
+        if not isinstance(loss_scale, DeviceScale):
+            unscale = float(np.float32(1) / np.float32(loss_scale))
+        elif loss_scale == chain.scale:
+            unscale = 0.0
+        else:
+            unscale = float(np.float32(1) / loss_scale.number())
+        decision = Decision(
+            self._rule,
+            self._accept_after,
+            chain.scale.scaling,
+            chain.num_made + len(chain.promises),
+            chain.num_calls + 1,
+            self._refuses,
+            chain.copies,
+        )
+        every = [each.of_step for each in reversed(counts) if each.of_step is not None]
+        updates.decide_on_gpu(decision, chain.scale.device, unscale, every)
 
-        Raises:
-            StepAgain: another thread has made a step since `prepare`, or waited for the GPU.
-        """
-        if _place_of(self._chain) != attempt.place:
-            raise StepAgain
-
-    def note_step(self, updates: Updates) -> None:
-        """Notes that a step was enqueued, and counted by the host; does nothing if that decides."""
-        if updates.gpu_decides is None or not isinstance(updates, RuleUpdates):
-            return
-        with self.lock:
-            chain = self._chain
-            assert chain is not None, "it was prepared"
-            device = chain.scale.device
-            copies = {at: each.after for at, each in updates.decided_by_device.items()}
-            after, num_calls = copies.pop(device), chain.num_calls + 1
-            read = _Read(num_calls, _scalings(device).read(after))
-            self._chain = chain._replace(
-                scale=DeviceScale(after, device),
-                copies=copies,
-                devices={*chain.devices, device, *copies},
-                num_calls=num_calls,
-                host_count=chain.host_count + 1,
-                reads=(*chain.reads, read),
-                names={**chain.names, num_calls: updates.measured_names},
-            )
+    def _promise(self, step: _DecidedStep, updates: RuleUpdates) -> None:
+        """See `Decider.promise`."""
+        chain = self._chain
+        assert chain is not None, "the step was decided about"
+        device, num_calls = chain.scale.device, chain.num_calls + 1
+        copies = {at: each.after for at, each in updates.decided_by_device.items()}
+        after = copies.pop(device)
+        promise = _Promise(num_calls, _scalings(device).read(after), updates.measured_names)
+        self._chain = chain._replace(
+            scale=DeviceScale(after, device),
+            copies=copies,
+            devices={*chain.devices, device, *copies},
+            num_calls=num_calls,
+            counts=[*chain.counts, _Count(_counted(chain.counts[-1], step, updates), None)],
+            promises=[*chain.promises, promise],
+        )
 
     def while_written(
         self, written: Any, work: AbstractContextManager[Any], at: Any = ...
     ) -> AbstractContextManager[Any]:
+        """Settles even in a step of this thread, whose own number it is not that is written."""
+        if not self.lock.is_this_threads:
+            with undoing(), self.lock:
+                self._settle()
         return work
 
     def bring_up(self, rows: Any = None) -> None:
-        """Waits until the GPU has decided about all steps, and puts the host's numbers right."""
-        if self.is_ahead or self._chain is None:
+        """Waits until the GPU has decided about all steps, and puts the host's numbers right.
+
+        Does nothing in a step of this thread, which has numbers of its own.
+        """
+        if self._chain is None or _this_thread.ledger is self or self.lock.is_this_threads:
             return
         with undoing(), self.lock:
             self._settle()
@@ -383,16 +357,23 @@ class DeviceScaling:
             FloatingPointError: the step was not finite. Neither it nor a later one was made.
         """
         chain = self._chain
-        if self.is_ahead:
+        if _this_thread.ledger is self:
             return
-        if chain is not None and (wait or chain.reads) and device in (None, *chain.devices):
+        if chain is not None and (wait or chain.promises) and device in (None, *chain.devices):
             hear = self._settle if wait else self._look
             with undoing():
                 # See `RowChecks.raise_late`.
                 if not call_if_free(self.lock, hear) and not is_updating():
                     with self.lock:
                         hear()
+        self._raise_heard()
+
+    def _raise_heard(self) -> None:
+        """Tells and raises what was heard: not under the lock, as users have loggers."""
         self._tell_all()
+        self._raise_refused()
+
+    def _raise_refused(self) -> None:
         found = self._refused
         if found is not None:
             try:
@@ -401,7 +382,6 @@ class DeviceScaling:
                 self._refused = None
 
     def _tell_all(self) -> None:
-        """Tells of steps that the host has heard of: not under the lock, as users have loggers."""
         while self._untold:
             try:
                 found = self._untold.popleft()
@@ -410,111 +390,126 @@ class DeviceScaling:
             if self._tell is not None:
                 self._tell(found)
 
-    def _begin(
-        self, device: Device, chain_key: Hashable, key: Sequence[Any], numbers: Sequence[Variable]
-    ) -> _Chain:
-        for each in numbers:
+    def _begin(self, step: _DecidedStep) -> _Chain:
+        own_numbers.of = {}
+        for each in step.variables:
             each.bring_up()  # another optimizer's steps may count by the same variable
+        numbers = {each.identity: each.numpy() for each in step.variables}
         given: dict[str, Any] = {"loss_scale": np.float32(1)}
         given |= {name: each.numpy()[()] for name, each in self._variables.items()}
-        scale = DeviceScale(_scalings(device).new(ScaleState(**given)), device)
+        scale = DeviceScale(_scalings(step.device).new(ScaleState(**given)), step.device)
         # Before there is a chain: Ctrl-C in between leaves no number that nobody puts right.
-        for each in (*numbers, *self._variables.values()):
+        for each in (*step.variables, *self._variables.values()):
             each.identity.behind = self
-        self._chain = _Chain(scale, {}, (), chain_key, key, numbers, 0, 0, {}, (), {})
+        count = _Count(numbers, None)
+        self._chain = _Chain(scale, {}, (), step.key, step, step.variables, 0, 0, [count], [])
         return self._chain
 
     def _look(self) -> None:
         """Learns what the GPU has decided, without waiting unless it is far behind."""
-        chain = self._chain
-        if chain is None:
-            return
-        reads, known = list(chain.reads), None
-        while reads:
-            if len(reads) >= _MOST_STEPS:
-                reads[0].seen.wait(f"{chain.scale.device}, which is {_MOST_STEPS} steps behind")
-            if not reads[0].seen.is_done:
-                break
-            known = reads.pop(0)
-            self._hear(chain, known)
+        self._hear(leave=_MOST_PROMISES - 1)
         if self._refused is not None:
             self._settle()
-        elif known is not None:
-            made = int(known.seen.values[0])
-            count = made + chain.num_calls - known.num_calls
-            self._go_back(chain, count)
-            left = {n: counted for n, counted in chain.by_count.items() if made <= n <= count}
-            names = {n: each for n, each in chain.names.items() if n > known.num_calls}
-            self._chain = chain._replace(
-                host_count=count, by_count=left, reads=tuple(reads), names=names
-            )
 
     def _settle(self) -> None:
-        """Ends a chain, if there is one; again, if it was interrupted."""
+        """Ends a chain, if there is one, by what the GPU has decided; again, if interrupted."""
+        self._hear(leave=0)
         chain = self._chain
         if chain is None:
             return
-        state, made, last_bad = _scalings(chain.scale.device).state(chain.scale.scaling)
-        self._take_back_half_counted(chain)
-        self._go_back(chain, made)
-        if self._tell is None:
-            self._note(chain, last_bad)
-        else:  # there may be several
-            for read in chain.reads:
-                read.seen.wait(f"{chain.scale.device}, which decides about steps")
-                self._hear(chain, read)
-        values = [
-            np.asarray(getattr(state, name), variable.dtype)
-            for name, variable in self._variables.items()
-        ]
-        self._assign(self._variables.values(), values)
+        numbers = [chain.counts[0].numbers[each.identity] for each in chain.variables]
+        if self._variables:
+            state, *_ = _scalings(chain.scale.device).state(chain.scale.scaling)
+            numbers += [getattr(state, name) for name in self._variables]
+        variables = [*chain.variables, *self._variables.values()]
+        outer = own_numbers.of
+        try:
+            own_numbers.of = {}
+            for variable, number in zip(variables, numbers, strict=True):
+                if variable.numpy() != number:
+                    variable.assign(np.asarray(number, variable.dtype))
+        finally:
+            own_numbers.of = outer
+        self._settled = {}
         self._chain = None
-        for each in (*chain.numbers, *self._variables.values()):
+        for each in variables:
             if each.identity.behind is self:
                 each.identity.behind = None
 
-    def _hear(self, chain: _Chain, read: _Read) -> None:
-        """Takes what a GPU says of one step, whose numbers have arrived."""
-        last_bad = LastBad(*map(int, read.seen.values[1:]))
-        if last_bad.step == read.num_calls:
-            self._note(chain, last_bad)
+    def _hear(self, leave: int) -> None:
+        """Hears of promises, the oldest first; waits while there are more than some number."""
+        while (chain := self._chain) is not None and chain.promises:
+            first, *promises = chain.promises
+            if len(chain.promises) > leave:
+                first.seen.wait(f"{chain.scale.device}, which decides about steps")
+            if not first.seen.is_done:
+                return
+            num_made, *bad = map(int, first.seen.values)
+            if bad[0] == first.step:
+                self._note(chain, first, bad[1])
+            is_made = num_made > chain.num_made
+            counts = chain.counts[1:] if is_made else chain.counts[:-1]
+            self._chain = chain._replace(num_made=num_made, counts=counts, promises=promises)
 
-    def _note(self, chain: _Chain, bad: LastBad) -> None:
-        """Notes a step that was not finite, unless that has been done."""
-        if bad.step not in chain.names:
-            return
-        found = self.last_nonfinite = _describe(bad.gradient, chain.names[bad.step])
+    def _note(self, chain: _Chain, promise: _Promise, gradient: int) -> None:
+        """Notes a step that was not finite; again, if it was interrupted."""
+        found = self.last_nonfinite = _describe(gradient, promise.names)
         if self._tell is not None:
             self._untold.append(found)
         if self._refuses:
-            later = chain.num_calls - bad.step
+            later = chain.num_calls - promise.step
             since = f", nor by the {later} calls since" if later else ""
             self._refused = (
                 f"{found}; {chain.scale.device} found this after the call: nothing was changed by "
                 f"it{since}"
             )
 
-    def _take_back_half_counted(self, chain: _Chain) -> bool:
-        """Takes back what the host had counted of an interrupted step; returns whether it had."""
-        before = chain.by_count.get(chain.host_count)
-        return before is not None and self._assign(chain.numbers, before.numbers)
 
-    def _go_back(self, chain: _Chain, count: int) -> None:
-        if count != chain.host_count:
-            self._assign(chain.numbers, chain.by_count[count].numbers)
+class _DecidedStep:
+    """A step that a GPU decides about; a `Decider`.
 
-    def _assign(self, variables: Iterable[Variable], values: Sequence[Any]) -> bool:
-        """Writes numbers without bringing them up to date before; returns if one was another."""
-        outer, was_another = _this_thread.ahead_of, False
-        try:
-            _this_thread.ahead_of = self
-            for variable, value in zip(variables, values, strict=True):
-                if variable.numpy() != value:
-                    was_another = True
-                    variable.assign(value)
-        finally:
-            _this_thread.ahead_of = outer
-        return was_another
+    Attributes:
+        lock: Of the ledger.
+        key: See `_Chain`.
+        device: Which GPU it is.
+        counter: The global step; None if there is none.
+        variables: Those that the step changes in host memory.
+        loss_scale: See `DeviceScaling.prepare`.
+    """
+
+    def __init__(
+        self, ledger: DeviceScaling, key: Key, device: Device, optimizer: Any, loss_scale: Any
+    ) -> None:
+        self._ledger = ledger
+        self._kept = key
+        self.lock = ledger.lock
+        self.device = device
+        self.counter: Variable | None = optimizer.this_thread.global_step
+        self.variables: list[Variable] = optimizer.state.scalars_of_steps()
+        if self.counter is not None:
+            self.variables.append(self.counter)
+        self.key = device, *map(id, (*key, *self.variables))
+        self.loss_scale = loss_scale
+
+    def decide(self, updates: RuleUpdates) -> None:
+        self._ledger._decide(self, updates)
+
+    def promise(self, updates: RuleUpdates) -> None:
+        self._ledger._promise(self, updates)
+
+
+def _counted(before: _Count, step: _DecidedStep, updates: RuleUpdates) -> Mapping[Identity, Any]:
+    """Returns the numbers that a step makes of others, which stay as they are."""
+    numbers = {identity: number.copy() for identity, number in before.numbers.items()}
+    try:
+        own_numbers.of = numbers
+        updates.count()
+    finally:
+        own_numbers.of = before.numbers
+    if step.counter is not None:
+        number = numbers[step.counter.identity]
+        np.add(number, step.counter.dtype.type(1), out=number)
+    return numbers
 
 
 def _describe(gradient: int, names: Names) -> str:
@@ -524,10 +519,6 @@ def _describe(gradient: int, names: Names) -> str:
             found = f'gradient for "{named[numbers.index(gradient)]}" is not finite'
             return f"{found}, or equal rows of it add up to what is not" if is_sparse else found
     return CLIPPING_MAKES_NAN
-
-
-def _place_of(chain: _Chain | None) -> tuple[DeviceScale, int] | None:
-    return None if chain is None else (chain.scale, chain.host_count)
 
 
 def _scalings(device: Device) -> LossScalings:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gpuopt.step.additions import Forget, nothing_to_forget
-from gpuopt.step.device_scaling import Attempt, DeviceScaling
+from gpuopt.step.device_scaling import DeviceScaling, Key
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
@@ -25,7 +25,7 @@ class FiniteGradients:
     def __init__(
         self,
         on_gpu: DeviceScaling,
-        attempt: Attempt,
+        key: Key | None,
         makes_step_of: Callable[[str | None], bool],
         takes_norms: bool,
     ) -> None:
@@ -33,20 +33,20 @@ class FiniteGradients:
 
         Args:
             on_gpu: The optimizer's; the step is made inside its `call`.
-            attempt: What that gives to the step.
+            key: What that was given.
             makes_step_of: Given the description of a gradient that is not finite, or None, returns
                 whether the step is made.
             takes_norms: Whether the step takes norms of gradients anyway.
         """
         self._on_gpu = on_gpu
-        self._attempt = attempt
+        self._key = key
         self._makes_step_of = makes_step_of
         self._takes_norms = takes_norms
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         # New slots go with a step that is left out, as no GPU could have them go.
         is_on_gpu = self._on_gpu.prepare(
-            self._attempt, optimizer, updates, 1, can_skip=not updates.created
+            self._key, optimizer, updates, 1, can_skip=not updates.created
         )
         if self._takes_norms and not is_on_gpu:
             updates.measure_all()
@@ -54,7 +54,6 @@ class FiniteGradients:
 
     def _makes_step(self, updates: Updates) -> bool:
         if updates.gpu_decides is not None:
-            self._on_gpu.confirm(self._attempt)
             return True
         if self._takes_norms:
             return self._makes_step_of(updates.find_nonfinite())
@@ -63,12 +62,11 @@ class FiniteGradients:
     def _written_beside(self, variables: Sequence[Variable]) -> Iterable[Variable]:
         return ()
 
-    def _accept_decided(self, is_noted: bool) -> bool:
+    def _accept_decided(self, is_counted: bool) -> None:
         self._on_gpu.bring_up()
-        return is_noted
 
     def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
         pass
 
     def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
-        self._on_gpu.note_step(updates)
+        pass

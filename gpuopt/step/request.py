@@ -43,7 +43,8 @@ class StepRequest(NamedTuple):
         takes_wide: Whether gradients may have the type that rules compute in.
         late_sums: What gradients may still lack.
         loss_scales: By each `LossScaleOptimizer` among the additions, what the loss of its
-            gradients was multiplied by, a number or a `DeviceScale`; and the `Attempt`.
+            gradients was multiplied by, a number or a `DeviceScale`; and the key that
+            `DeviceScaling.call` was given.
         decaying: The variables that decay in this step, whichever the optimizer's own are; None if
             none are listed.
         copies: What it updates if it is the step of all replicas of a process. A user's own code

@@ -14,7 +14,6 @@ from gpuopt.backends import array_types, backend_for
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.loss_scaling import Decided, Decision
 from gpuopt.device import Device
-from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.masters import check_variables, master_or_own
@@ -39,7 +38,7 @@ from gpuopt.step.rule_protocol import RuleOptimizer
 from gpuopt.step.sparse_updates import apply_as_dense, apply_sparse
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.tables_behind import refuse_unseen_reads
-from gpuopt.step.updates import Pair, apply_constraint, dtypes_of
+from gpuopt.step.updates import Decider, Pair, apply_constraint, dtypes_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -51,7 +50,7 @@ class RuleUpdates:
 
     # Here, because setting each in `__init__` takes time.
     _numbers = StepNumbers({}, None, ())
-    # These, and those of counts of steps that are less by one each: see `decide_on_gpu`.
+    # For each count of steps: see `decide_on_gpu`.
     _of_counts: Sequence[StepNumbers] = ()
     _clips: StepClips | None = None
     # What backends write at once, if it is known because gradients are measured already.
@@ -60,7 +59,7 @@ class RuleUpdates:
     _has_constraints = False
     _is_on_a_cpu = False
     unscaled_by: float | None = None
-    gpu_decides: Lock | None = None
+    gpu_decides: Decider | None = None
     has_rows_on_a_gpu = False
 
     def __init__(self, optimizer: RuleOptimizer, request: StepRequest) -> None:
@@ -259,6 +258,19 @@ class RuleUpdates:
         self._numbers = StepNumbers(scalars, averages, stages)
         self._of_counts = [self._numbers]
 
+    def fix_scalars_anew(self) -> None:
+        """Does what `fix_scalars` does, by the numbers that this thread reads now."""
+        self._optimizer.this_thread.scalars = {}
+        self._optimizer._prepare()
+        self.fix_scalars()
+
+    def count(self) -> None:
+        """Changes powers and counters as the step does, but not the global step."""
+        optimizer = self._optimizer
+        for option in optimizer.stage_options:
+            option.count(optimizer.state)
+        optimizer._finish([], self.request.name or optimizer.get_name())
+
     def check(self) -> None:
         averages = self._optimizer.averages
         version = self._optimizer.state.version.number
@@ -407,7 +419,7 @@ class RuleUpdates:
 
     @property
     def numbers(self) -> StepNumbers:
-        """What updates are given, of variables of any type: for `decide_on_gpu` in later steps."""
+        """What updates are given, of variables of any type: for `decide_on_gpu`."""
         scalars = {real: self._optimizer._scalars_for(real) for real in (np.float32, np.float64)}
         return self._numbers._replace(scalars=scalars)
 
@@ -416,8 +428,7 @@ class RuleUpdates:
         decision: Decision,
         device: Device,
         unscale: float,
-        earlier: Sequence[StepNumbers],
-        lock: Lock,
+        of_counts: Sequence[StepNumbers],
     ) -> None:
         """Has `deciding_gpu` decide before it writes.
 
@@ -425,15 +436,13 @@ class RuleUpdates:
             decision: How.
             device: Which GPU it is.
             unscale: See `unscale`; 0 for the reciprocal of the loss scale before the step.
-            earlier: What `numbers` were when the host had counted one step less, two less, and so
-                on: the GPU may not have made all that the host has counted.
-            lock: See `Updates`.
+            of_counts: What `numbers` are for each count of steps that the GPU may have made: the
+                largest first, and then each one less than the one before it.
         """
         self._clips = self._optimizer._clips_of_step(unscale)
         assert self._clips is not None, "it is asked for"
         self._clips.decision, self._clips.deciding = decision, device
-        self._of_counts = [self._numbers, *earlier]
-        self.gpu_decides = lock
+        self._of_counts = of_counts
 
     @property
     def decided_by_device(self) -> Mapping[Device, Decided]:

@@ -202,7 +202,7 @@ class Step:
                     raise
                 if later is not None:
                     later.begin()
-                write = self._write if updates.gpu_decides is None else self._write_alone
+                write = self._write if updates.gpu_decides is None else self._write_decided
                 if not self._optimizer.row_checks.flags and not updates.has_rows_on_a_gpu:
                     write(updates)
                 else:
@@ -325,8 +325,9 @@ class Step:
                 error.add_note(f'The step of "{self.name}" was finished before.')
             raise
 
-    def _write_alone(self, updates: Updates) -> None:
-        with updates.gpu_decides or _nothing:
+    def _write_decided(self, updates: Updates) -> None:
+        assert updates.gpu_decides is not None, "a GPU decides"
+        with updates.gpu_decides.lock:
             self._write(updates)
 
     def _write(self, updates: Updates) -> None:
@@ -341,7 +342,11 @@ class Step:
             for addition in self._additions:
                 addition._before_update(updates, row_checks)
             self._apply(updates)
-            self._finish()
+            if updates.gpu_decides is None:
+                self._finish()
+            else:
+                updates.gpu_decides.promise(updates)
+                self._is_counted = True
             for addition in self._additions:
                 addition._after_update(updates, row_checks)
                 self._num_followed += 1
@@ -360,6 +365,8 @@ class Step:
         try:
             if updates.gpu_decides is None:  # what is measured may be variables, too
                 self._bring_up(updates)
+            else:
+                updates.gpu_decides.decide(updates)
             with reading(*updates.read):
                 for addition in self._additions:
                     if not addition._makes_step(updates):
@@ -398,6 +405,7 @@ class Step:
         optimizer, counter = self._optimizer, self.counter
         self._before_count = before = optimizer.state.copy_host_scalars()
         if counter is not None and counter.memory.kind == "cpu":
+            counter.bring_up()  # another optimizer's steps may count by it, too
             before.append((counter, counter._array.item()))
         for option in optimizer.stage_options:
             option.count(optimizer.state)
@@ -473,12 +481,8 @@ class Step:
         additions = self._optimizer.state.unfinished[self]
         with writing():
             if self._was_decided_by_gpu:
-                # What the host has counted is taken back, unless it was noted.
-                followed = [at < self._num_followed for at in range(len(additions))]
-                pairs = zip(additions, followed, strict=True)
-                self._is_counted = True in [
-                    each._accept_decided(is_noted) for each, is_noted in pairs
-                ]
+                for each in additions:
+                    each._accept_decided(self._is_counted)
             else:
                 for number, value in self._weak_before_count:
                     living = number()

@@ -27,6 +27,22 @@ from gpuopt.variables.variable import Variable
 Pair = tuple[Gradient, Variable]
 
 
+class Decider(Protocol):
+    """Has a GPU decide whether one step is made: then it counts the step, too.
+
+    Attributes:
+        lock: To be held from `decide` to the end of `promise`.
+    """
+
+    lock: Lock
+
+    def decide(self, updates: Any) -> None:
+        """Called before anything is written."""
+
+    def promise(self, updates: Any) -> None:
+        """Called when all is enqueued: the step is counted once it is known to be made."""
+
+
 class Updates(Protocol):
     """The updates of one step, or of a part of it: checked by `check`, written by `apply`.
 
@@ -36,14 +52,13 @@ class Updates(Protocol):
         forgets: Called, if the step is refused, with the devices that refuse it: they take back
             what it has made besides. None stands for all devices.
         read: The gradients that are Variables: `apply` is called inside `reading` of them.
-        gpu_decides: If a GPU decides whether the step is made, a lock to be held from the decision
-            to the step's count. Who lets it decide also puts right what the host has counted.
+        gpu_decides: What has a GPU decide whether the step is made; None if the host decides.
         request: The step's.
         unscaled_by: What gradients are still to be multiplied by, if they are to be measured; else
             None.
     """
 
-    gpu_decides: Lock | None
+    gpu_decides: Decider | None
     request: StepRequest
     has_rows_on_a_gpu: bool
     created: list[Created]
@@ -140,7 +155,7 @@ class HookOptimizer(Protocol):
 class HookUpdates:
     """Updates by `_apply_dense`, `_apply_sparse` and their twins, one variable after the other."""
 
-    gpu_decides: Lock | None = None
+    gpu_decides: Decider | None = None
     unscaled_by: float | None = None
 
     def __init__(self, optimizer: HookOptimizer, request: StepRequest) -> None:

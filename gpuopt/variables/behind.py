@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, Protocol
 
 
 class RowsBehind(Protocol):
     """Knows which rows of a table have missed steps, and what these would have done.
 
-    Or which steps a GPU has left out, that the host has counted: of such numbers, `rows` is None.
+    Or which steps a GPU has left out, of those that change a number: of this, `rows` is None.
     Or that a variable has a master copy, to which is written what is written to it.
 
     Attributes:
@@ -35,3 +38,16 @@ class RowsBehind(Protocol):
             work: Of the backend.
             at: The index of what is written.
         """
+
+
+class _OwnNumbers(threading.local):
+    """The numbers that a step of this thread computes with, where it does not know the real ones.
+
+    Attributes:
+        of: Arrays, by the identities of variables that are behind.
+    """
+
+    of: Mapping[Any, Any] = MappingProxyType({})
+
+
+own_numbers = _OwnNumbers()

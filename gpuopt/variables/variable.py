@@ -18,6 +18,7 @@ from gpuopt.device import Device, device_of
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.interrupts import at_once
 from gpuopt.listed import ListsWhatUsersNeed
+from gpuopt.variables.behind import own_numbers
 from gpuopt.variables.gate import is_between_writes, is_writing, writing
 from gpuopt.variables.identity import Identity, identity_of, move_identity
 from gpuopt.variables.late_errors import raise_late_errors
@@ -303,7 +304,9 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
 
     def _numbers(self) -> Any:
         """Returns the array to read, once rows are up to date: another than a decoded one has."""
-        return self._array
+        if self.identity.behind is None:
+            return self._array
+        return own_numbers.of.get(self.identity, self._array)
 
     def bring_up(self, rows: Any = None) -> None:
         """Brings rows up to date that are behind the steps so far; see `RowsBehind`."""

@@ -100,8 +100,8 @@ class StepWrapper(OptimizerWrapper):
     def _written_beside(self, variables: Sequence[Variable]) -> Iterable[Variable]:
         return ()
 
-    def _accept_decided(self, is_noted: bool) -> bool:
-        return False
+    def _accept_decided(self, is_counted: bool) -> None:
+        pass
 
     def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
         pass

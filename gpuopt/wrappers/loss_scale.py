@@ -25,18 +25,11 @@ from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
 from gpuopt.state import loss_scales
 from gpuopt.state.state_dict import OptimizerState, check_form, load_state
 from gpuopt.step.additions import Forget, nothing_to_forget
-from gpuopt.step.device_scaling import (
-    Attempt,
-    DeviceScale,
-    DeviceScaling,
-    Key,
-    reciprocal_on,
-)
+from gpuopt.step.device_scaling import DeviceScale, DeviceScaling, Key, reciprocal_on
 from gpuopt.step.loss import GATE_OP, checked_gate
 from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.request import StepRequest, is_overridden, make_step
-from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
 from gpuopt.variables.gate import between_writes, writing
@@ -244,13 +237,9 @@ class LossScaleOptimizer(StepWrapper):
             Optimizer._apply_request(self, request._replace(pairs=pairs))
             return
         request = request._replace(pairs=pairs, takes_wide=True)
-        scale, make = np.float32(1) if loss_scale is None else loss_scale, super()._apply_request
-
-        def step(attempt: Attempt) -> None:
-            scales = {**request.loss_scales, self: (scale, attempt)}
-            make(request._replace(loss_scales=scales))
-
-        self._on_gpu.call(step, partial(self._key_on_gpu, request))
+        scale, key = np.float32(1) if loss_scale is None else loss_scale, self._key_on_gpu(request)
+        request = request._replace(loss_scales={**request.loss_scales, self: (scale, key)})
+        self._on_gpu.call(partial(super()._apply_request, request), key)
 
     def leaves_out_call(self) -> bool:
         """Tells of a call, of several that make a step, that is left out as it is not finite.
@@ -347,9 +336,9 @@ class LossScaleOptimizer(StepWrapper):
         return _checked_scale(name, self.manager.get_loss_scale())
 
     def _key_on_gpu(self, request: StepRequest) -> Key | None:
-        # Else a user's code would run again where a step is to be prepared again.
-        can_run_again = not is_overridden(self._inner, "apply_gradients")
-        return self._inner._key_on_gpu(request) if self._rule_is_known and can_run_again else None
+        # Else a user's code would read numbers that the host does not know.
+        is_ours = not is_overridden(self._inner, "apply_gradients")
+        return self._inner._key_on_gpu(request) if self._rule_is_known and is_ours else None
 
     def _scaled_gradients(
         self, loss: Loss, var_list: Any, grad_loss: Any, scale: Any
@@ -392,8 +381,8 @@ class LossScaleOptimizer(StepWrapper):
         return True  # as in TensorFlow, and as where a GPU decides after they are made
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
-        loss_scale, attempt = updates.request.loss_scales[self]
-        if self._on_gpu.prepare(attempt, optimizer, updates, loss_scale):
+        loss_scale, key = updates.request.loss_scales[self]
+        if self._on_gpu.prepare(key, optimizer, updates, loss_scale):
             return updates, nothing_to_forget
         if gpu_backends and not self._host_may_wait:
             self._refuse_waits(optimizer, updates)
@@ -420,7 +409,6 @@ class LossScaleOptimizer(StepWrapper):
 
     def _makes_step(self, updates: Updates) -> bool:
         if updates.gpu_decides is not None:
-            self._on_gpu.confirm(updates.request.loss_scales[self][1])
             return True
         found = updates.find_nonfinite()
         if found is not None:
@@ -428,15 +416,11 @@ class LossScaleOptimizer(StepWrapper):
         self.manager.update_loss_scale(found is None)
         return self._count(found is None)
 
-    def _accept_decided(self, is_noted: bool) -> bool:
+    def _accept_decided(self, is_counted: bool) -> None:
         self._on_gpu.bring_up()
-        if not is_noted:
+        if not is_counted:
             self.manager.update_loss_scale(True)
             self._count(True)
-        return is_noted
-
-    def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
-        self._on_gpu.note_step(updates)
 
     def _count(self, is_finite: bool) -> bool:
         """Counts a step; returns whether it is made."""

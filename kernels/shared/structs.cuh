@@ -28,15 +28,15 @@ struct ClippedScalars {
 
 // The scalars of groups of a scaled rule, by value.
 //
-// The device may have made fewer steps than the host takes for made: so there are the scalars of
-// all groups for the host's count, then those for one step less, and so on.
+// The host may not know how many steps the device has made: so there are the scalars of all groups
+// for the largest number, then those for one step less, and so on.
 template <class Scalars, int count>
 struct ScaledScalars {
   // See `ClippedScalars`.
   long long factors;
   // The address of how many steps were made, this one included.
   long long num_made;
-  // The host's count of steps.
+  // The largest number of steps that it may be.
   long long host_count;
   // How many groups there are scalars for, for each count.
   long long num_groups;

@@ -159,6 +159,8 @@ def test_no_step_waits(stage: str, policy: str, kind: str, waits: list[str]) -> 
                 model.optimizer.apply_gradients(pairs, model.step)
             # The first ones make slots and averages, and wait for memory.
             assert number < 2 or len(waits) == before, number
+            if number % 8 == 7:
+                driver.synchronize()  # the host is never more than 8 steps ahead
             if number >= 2 and kind == "dense" and stage not in ("sums", "codes"):
                 kernels = [each.name for each in launches if each.kind == "kernel"]
                 assert len(kernels) == 2, kernels

@@ -15,7 +15,6 @@ from stages import STAGES
 import gpuopt
 from gpuopt import GradientAccumulationOptimizer, IndexedSlices, Variable
 from gpuopt.backends import to_device
-from gpuopt.step.device_scaling import StepAgain
 
 pytestmark = pytest.mark.value
 
@@ -745,33 +744,6 @@ def test_a_step_of_the_same_optimizer_inside_an_update_takes_none_either() -> No
     GradientAccumulationOptimizer(opt, 1).apply_gradients([(np.ones(1, np.float16), w)])
     assert '"other" has dtype float32; the variable has dtype' in errors[1]
     assert [float(each.numpy()[0]) for each in (w, other)] == [-1, 0]
-
-
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_an_update_that_is_prepared_again_takes_sums_of_float32(
-    is_sparse: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare = gpuopt.LossScaleOptimizer._prepare_updates
-    tries: list[Any] = []
-
-    def prepare_again(self: gpuopt.LossScaleOptimizer, *given: Any) -> Any:
-        tries.append(given)
-        if len(tries) == 1:  # as where another thread has read what a GPU decides
-            raise StepAgain
-        return prepare(self, *given)
-
-    monkeypatch.setattr(gpuopt.LossScaleOptimizer, "_prepare_updates", prepare_again)
-    table = Variable(np.zeros((6, 4), np.float16), name="table")
-    scaling = gpuopt.LossScaleOptimizer(
-        gpuopt.GradientDescentOptimizer(1.0), gpuopt.FixedLossScaleManager(2.0)
-    )
-    optimizer = GradientAccumulationOptimizer(scaling, 2)
-    gradient: Any = np.ones((6, 4), np.float16)
-    for _ in range(2):
-        given = IndexedSlices(gradient[:1], np.array([2])) if is_sparse else gradient
-        optimizer.apply_gradients([(given, table)])
-    assert len(tries) == 2
-    assert table.numpy()[2].tolist() == [-1.0] * 4
 
 
 @pytest.mark.contract

@@ -220,6 +220,8 @@ def test_the_host_waits_for_no_step_that_a_gpu_can_decide_about(
             )
             before = len(waits)
             optimizer.apply_gradients(pairs, step)
+            if number % 8 == 7:
+                driver.synchronize()  # the host is never more than 8 steps ahead
             if number == 0:
                 continue  # the first one of a process waits for memory
             if gpu_decides:
@@ -228,6 +230,92 @@ def test_the_host_waits_for_no_step_that_a_gpu_can_decide_about(
                 # For the gradients, and before that for the check of rows.
                 assert len(waits) - before == (1 if kind == "dense" else 2)
         assert (int(step), optimizer.num_skipped) == (19, 6)
+
+
+@pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
+def test_the_host_waits_where_8_steps_are_not_known_to_be_made(waits: list[str]) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    gpu = Device("gpu", 0)
+    step = Variable(0, name="step")
+    optimizer = LossScaleOptimizer(
+        gpuopt.AdamOptimizer(decays(step)), gpuopt.FixedLossScaleManager(8.0)
+    )
+    with driver.schedule("oldest"), backends.using(gpu, cuda_backend(gpu)):
+        w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+        num_waits = []
+        for number in range(14):
+            if number == 2:
+                driver.synchronize()  # until then, it also waits for memory
+            before = len(waits)
+            optimizer.apply_gradients([(gradients(xp, number == 5)[0], w)], step)
+            num_waits.append(len(waits) - before)
+        assert num_waits[2:] == [0] * 8 + [1] * 4
+        assert int(step) == 13
+
+
+def test_functions_of_a_step_are_called_once_whatever_is_not_known(every_schedule: str) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    calls = []
+
+    class Noting(gpuopt.AdamOptimizer):
+        def _prepare(self) -> None:
+            calls.append(1)
+            super()._prepare()
+
+    w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+    optimizer = LossScaleOptimizer(Noting(), gpuopt.FixedLossScaleManager(8.0))
+    for number in range(12):
+        optimizer.apply_gradients([(gradients(xp, number % 3 == 1)[0], w)])
+        assert len(calls) == number + 1
+    assert optimizer.num_skipped == 4
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "beta1"])
+def test_a_hyperparameter_that_is_set_holds_for_the_steps_since(
+    name: str, every_schedule: str
+) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    ours = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+    theirs = Variable(np.ones(5, np.float32), name="w_theirs", device="gpu:0")
+    inside, other = gpuopt.AdamOptimizer(0.1), gpuopt.AdamOptimizer(0.1)
+    optimizer = LossScaleOptimizer(inside, gpuopt.FixedLossScaleManager(1.0))
+    for number in range(8):
+        is_bad = number in (1, 3, 4, 6)
+        if number in (2, 4, 7):
+            optimizer.hyperparameters[name] = other.hyperparameters[name] = 0.1 * number
+        gradient = gradients(xp, is_bad)[0]
+        optimizer.apply_gradients([(gradient, ours)])
+        if not is_bad:
+            other.apply_gradients([(gradient, theirs)])
+    np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    assert float(inside.state.other("beta1_power")) == float(other.state.other("beta1_power"))
+
+
+def test_a_step_whose_own_function_assigns_the_global_step_goes_on_from_there(
+    every_schedule: str,
+) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    step = Variable(0, name="step", trainable=False)
+
+    class Jumps(gpuopt.GradientDescentOptimizer):
+        to: int | None = None
+
+        def _prepare(self) -> None:
+            if self.to is not None:
+                step.assign(self.to)
+                self.to = None
+            super()._prepare()
+
+    w = Variable(np.zeros(5, np.float32), name="w", device="gpu:0")
+    inside = Jumps(gpuopt.piecewise_constant(step, [10], [1.0, 100.0]))
+    optimizer = LossScaleOptimizer(inside, gpuopt.FixedLossScaleManager(8.0))
+    for bad in (False, True, False):
+        optimizer.apply_gradients([(gradients(xp, bad)[0], w)], step)
+    inside.to = 50
+    for bad in (False, True, False):
+        optimizer.apply_gradients([(gradients(xp, bad)[0], w)], step)
+    assert int(step) == 52
+    np.testing.assert_array_equal(w.numpy(), np.float32([-202] * 5))
 
 
 def test_reads_wait_and_are_right(waits: list[str]) -> None:
@@ -322,7 +410,7 @@ def test_a_step_that_fails_leaves_the_next_ones_right(
         optimizer.apply_gradients([(gradient, w)], step)
     for place in (
         "gpuopt.backends.cuda.backend.CudaBackend.apply_dense",
-        "gpuopt.step.step.Step._finish",
+        "gpuopt.step.rule_updates.RuleUpdates.count",
     ):
         with monkeypatch.context() as patch:
 
@@ -365,7 +453,7 @@ def test_another_threads_reads_and_steps_come_between_steps(every_schedule: str)
     assert all(0 <= each <= 20 for each in seen)
 
 
-def test_a_step_that_another_one_has_overtaken_begins_again(
+def test_a_step_that_another_one_has_overtaken_is_made_by_the_numbers_after_it(
     monkeypatch: pytest.MonkeyPatch, every_schedule: str
 ) -> None:
     xp: Any = pytest.importorskip("cupy")

@@ -53,13 +53,13 @@ class ClippedScalars(NamedTuple):
 class ScaledScalars(NamedTuple):
     """The scalars of groups of a scaled rule, by value.
 
-    The device may have made fewer steps than the host takes for made: so there are the scalars of
-    all groups for the host's count, then those for one step less, and so on.
+    The host may not know how many steps the device has made: so there are the scalars of all groups
+    for the largest number, then those for one step less, and so on.
 
     Attributes:
         factors: See `ClippedScalars`.
         num_made: The address of how many steps were made, this one included.
-        host_count: The host's count of steps.
+        host_count: The largest number of steps that it may be.
         num_groups: How many groups there are scalars for, for each count.
         of: See `FewScalars`.
     """
