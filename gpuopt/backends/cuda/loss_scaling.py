@@ -98,7 +98,11 @@ class CudaLossScalings:
     ) -> Any:
         with self._launcher.device():
             given = _ELSEWHERE._replace(refused=self._clips.flag_address(refused))
-            return self._clips.sums(dense, sparse, num_norms, refused, given)
+            sums = self._clips.sums(dense, sparse, num_norms, refused, given)
+            if refused is not None:
+                with self._lock:
+                    self._order.end_reading((refused,))
+            return sums
 
     def join(self, sums: Sequence[Any], limits: ClipLimits, decision: Decision) -> Decided:
         with self._lock, self._launcher.device():
@@ -168,6 +172,8 @@ class CudaLossScalings:
     ) -> Iterator[LossDecision]:
         """Inside, a launch may write `after`, as the decision says that kernels take."""
         before, rule = decision.before, decision.rule
+        # The flag, too: the host clears it once it has heard of refused rows.
+        read = (before,) if refused is None else (before, refused)
         accept_after = -1 if decision.accept_after is None else decision.accept_after
         self._order.follow((before,))
         last = self._order.begin((after,), is_step=False)
@@ -186,7 +192,7 @@ class CudaLossScalings:
                 divisor=rule.divisor,
             )
         finally:
-            self._order.end(last, (before.array, after.array), (before,))
+            self._order.end(last, (before.array, after.array, refused), read)
 
     def _decided(self, memory: Any, host_count: int) -> Decided:
         """Returns what is in memory that `join` has laid out."""
