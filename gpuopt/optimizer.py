@@ -697,9 +697,9 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         self._on_gpu.last_nonfinite = description
 
     def _key_on_gpu(self, request: StepRequest) -> Key | None:
-        """Returns what a step shares with those that a GPU can decide about after one another.
+        """Returns what the numbers of a step follow from, beside the count of steps.
 
-        None if it cannot: where the numbers of a step follow from more than the count of steps.
+        None if no GPU can decide about it, as they follow from more.
         """
         return None
 

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from gpuopt.variables.identity import Identity
 from gpuopt.variables.late_errors import register
 from gpuopt.variables.variable import Variable
 
-# What steps share that a GPU can decide about one after the other: objects.
+# What the numbers of a step follow from, beside the count: objects that do not change.
 Key = Sequence[Any]
 # See `RuleUpdates.measured_names`.
 Names = Sequence[tuple[Sequence[int], Sequence[str], bool]]
@@ -111,7 +112,7 @@ class _Chain(NamedTuple):
         copies: The same on other devices that have had part in the last one.
         devices: Where the updates were.
         key: Equal if steps can follow each other in one chain.
-        kept: What `key` has the ids of.
+        kept: The last step; it has what `key` has the ids of.
         variables: In host memory, those that count steps: powers, counters, the global step.
         num_calls: How many steps were to be made.
         num_made: How many of them are known to be made.
@@ -123,7 +124,7 @@ class _Chain(NamedTuple):
     copies: Mapping[Device, Any]
     devices: Collection[Device]
     key: Hashable
-    kept: Any
+    kept: _DecidedStep
     variables: Sequence[Variable]
     num_calls: int
     num_made: int
@@ -210,8 +211,8 @@ class DeviceScaling:
 
         Args:
             step: Makes it; `prepare` is given the same key.
-            key: Objects: steps with the same ones can follow each other. None if the host has to
-                know which steps were made.
+            key: What the numbers of a step follow from, beside the count: objects. None if the host
+                has to know which steps were made.
 
         Raises:
             FloatingPointError: an earlier step was not finite, and `refuses`; or this one, and
@@ -282,18 +283,17 @@ class DeviceScaling:
     def _decide(self, step: _DecidedStep, updates: RuleUpdates) -> None:
         """See `Decider.decide`."""
         chain = self._chain
-        if chain is not None and chain.key != step.key:
+        counts = None if chain is None else _counts_of(chain, step, updates)
+        if chain is None or counts is None:
             self._settle()
             self._raise_refused()
-            chain = None
-        is_known = own_numbers.of is self._newest
-        if chain is None:
+            is_known = own_numbers.of is self._settled
             chain = self._begin(step)
-        own_numbers.of = chain.counts[-1].numbers
-        if not is_known:  # another thread has made a step, or heard of one
-            updates.fix_scalars_anew()
-        counts = [*chain.counts[:-1], chain.counts[-1]._replace(of_step=updates.numbers)]
-        self._chain = chain._replace(counts=counts)
+            own_numbers.of = chain.counts[0].numbers
+            if not is_known:
+                updates.fix_scalars_anew()
+            counts = [chain.counts[0]._replace(of_step=updates.numbers)]
+        self._chain = chain._replace(counts=counts, kept=step)
         loss_scale = step.loss_scale
         if not isinstance(loss_scale, DeviceScale):
             unscale = float(np.float32(1) / np.float32(loss_scale))
@@ -470,6 +470,7 @@ class _DecidedStep:
 
     Attributes:
         lock: Of the ledger.
+        given: What `DeviceScaling.call` was given as a key.
         key: See `_Chain`.
         device: Which GPU it is.
         counter: The global step; None if there is none.
@@ -481,14 +482,14 @@ class _DecidedStep:
         self, ledger: DeviceScaling, key: Key, device: Device, optimizer: Any, loss_scale: Any
     ) -> None:
         self._ledger = ledger
-        self._kept = key
+        self.given = key
         self.lock = ledger.lock
         self.device = device
         self.counter: Variable | None = optimizer.this_thread.global_step
         self.variables: list[Variable] = optimizer.state.scalars_of_steps()
         if self.counter is not None:
             self.variables.append(self.counter)
-        self.key = device, *map(id, (*key, *self.variables))
+        self.key = device, *map(id, self.variables)
         self.loss_scale = loss_scale
 
     def decide(self, updates: RuleUpdates) -> None:
@@ -496,6 +497,29 @@ class _DecidedStep:
 
     def promise(self, updates: RuleUpdates) -> None:
         self._ledger._promise(self, updates)
+
+
+def _counts_of(chain: _Chain, step: _DecidedStep, updates: RuleUpdates) -> list[_Count] | None:
+    """Returns what a step is given for each count; None if its numbers are not those of `chain`.
+
+    They are others where powers or counters follow from a hyperparameter that was set.
+    """
+    if chain.key != step.key:
+        return None
+    *earlier, newest = chain.counts
+    if all(map(is_, chain.kept.given, step.given)):
+        if own_numbers.of is not newest.numbers:  # another thread has made a step, or heard of one
+            own_numbers.of = newest.numbers
+            updates.fix_scalars_anew()
+        return [*earlier, newest._replace(of_step=updates.numbers)]
+    found: list[_Count] = []
+    for count, after in zip(chain.counts, [*chain.counts[1:], None], strict=True):
+        own_numbers.of = count.numbers
+        updates.fix_scalars_anew()
+        found.append(_Count(count.numbers, updates.numbers))
+        if after is not None and _counted(count, step, updates) != after.numbers:
+            return None
+    return found
 
 
 def _counted(before: _Count, step: _DecidedStep, updates: RuleUpdates) -> Mapping[Identity, Any]:

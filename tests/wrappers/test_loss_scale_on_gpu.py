@@ -291,6 +291,24 @@ def test_a_hyperparameter_that_is_set_holds_for_the_steps_since(
     assert float(inside.state.other("beta1_power")) == float(other.state.other("beta1_power"))
 
 
+@pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
+@pytest.mark.parametrize("name", ["learning_rate", "beta1"])
+def test_the_host_waits_for_a_hyperparameter_that_powers_follow_from(
+    name: str, waits: list[str]
+) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    gpu = Device("gpu", 0)
+    optimizer = LossScaleOptimizer(gpuopt.AdamOptimizer(), gpuopt.FixedLossScaleManager(8.0))
+    with driver.schedule("oldest"), backends.using(gpu, cuda_backend(gpu)):
+        w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+        for number in range(8):
+            optimizer.hyperparameters[name] = 0.1 + 0.01 * number
+            before = len(waits)
+            optimizer.apply_gradients([(gradients(xp)[0], w)])
+            if number > 1:  # until then, it also waits for memory
+                assert (len(waits) > before) == (name == "beta1")
+
+
 def test_a_step_whose_own_function_assigns_the_global_step_goes_on_from_there(
     every_schedule: str,
 ) -> None:
