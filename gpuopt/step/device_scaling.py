@@ -15,17 +15,15 @@ from gpuopt import environment
 from gpuopt.backends import backend_for, to_device
 from gpuopt.backends.loss_scaling import Decision, LossScalings
 from gpuopt.device import Device
-from gpuopt.locks import Lock, call_if_free
+from gpuopt.locks import Lock
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
 from gpuopt.step.clips import CLIPPING_MAKES_NAN
-from gpuopt.step.row_checks import is_updating
 from gpuopt.step.rule_updates import RuleUpdates
-from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.updates import Updates
 from gpuopt.variables.behind import own_numbers
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.identity import Identity
-from gpuopt.variables.late_errors import register
+from gpuopt.variables.late_errors import hear_late, register
 from gpuopt.variables.variable import Variable
 
 # What the numbers of a step follow from, beside the count: objects that do not change.
@@ -83,11 +81,12 @@ class _Count(NamedTuple):
 
     Attributes:
         numbers: Of the variables that steps change, by identity: arrays that stay as they are.
-        of_step: What updates are given; None until a step was prepared by these numbers.
+        of_step: What updates are given, `StepNumbers`; None if these are the numbers of a step that
+            was not prepared yet.
     """
 
     numbers: Mapping[Identity, Any]
-    of_step: StepNumbers | None
+    of_step: Any
 
 
 class _Promise(NamedTuple):
@@ -310,7 +309,7 @@ class DeviceScaling:
             self._refuses,
             chain.copies,
         )
-        every = [each.of_step for each in reversed(counts) if each.of_step is not None]
+        every = [each.of_step for each in reversed(counts)]
         updates.decide_on_gpu(decision, chain.scale.device, unscale, every)
 
     def _promise(self, step: _DecidedStep, updates: RuleUpdates) -> None:
@@ -360,12 +359,7 @@ class DeviceScaling:
         if _this_thread.ledger is self:
             return
         if chain is not None and (wait or chain.promises) and device in (None, *chain.devices):
-            hear = self._settle if wait else self._look
-            with undoing():
-                # See `RowChecks.raise_late`.
-                if not call_if_free(self.lock, hear) and not is_updating():
-                    with self.lock:
-                        hear()
+            hear_late(self.lock, self._settle if wait else self._look)
         self._raise_heard()
 
     def _raise_heard(self) -> None:

@@ -10,14 +10,13 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from gpuopt import environment
-from gpuopt.backends import backend_for, gpu_backends
+from gpuopt.backends import backend_for
 from gpuopt.backends.backend import FlagRead, RowCheck, RowFlag, RowFlags
 from gpuopt.device import Device
-from gpuopt.locks import Lock, call_if_free
+from gpuopt.locks import Lock
 from gpuopt.step.pairs import Gradient
-from gpuopt.variables.gate import undoing
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.late_errors import register
+from gpuopt.variables.late_errors import hear_late, register
 from gpuopt.variables.variable import Variable
 
 # Undoes a call, given the devices that have refused it.
@@ -153,19 +152,11 @@ class RowChecks:
     def raise_late(self, device: Device | None = None, *, wait: bool) -> None:
         """Raises what the checks have found; see `LateErrors`.
 
-        A read by a signal handler in the middle of an update waits for no call of another thread,
-        which may wait for this update: what is found is raised later.
-
         Raises:
             IndexError: a row was out of range; its call and all later ones are undone.
         """
-        if not self.calls:
-            return
-        raise_found = partial(self._raise_found, device, wait=wait)
-        with undoing():
-            if not call_if_free(self._lock, raise_found) and not is_updating():
-                with self._lock:
-                    raise_found()
+        if self.calls:
+            hear_late(self._lock, partial(self._raise_found, device, wait=wait))
 
     def _raise_found(self, device: Device | None, *, wait: bool) -> None:
         self._read_flags()
@@ -252,11 +243,6 @@ class RowChecks:
         except IndexError:
             self.calls.clear()
             raise
-
-
-def is_updating() -> bool:
-    """Whether this thread is in the middle of an update: then a signal handler's read asks."""
-    return any(lock.is_this_threads for backend in gpu_backends for lock in backend.locks)
 
 
 def _row_flags(device: Device) -> RowFlags:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
+from gpuopt.backends import gpu_backends
 from gpuopt.device import Device
+from gpuopt.locks import Lock, call_if_free
+from gpuopt.variables.gate import undoing
 from gpuopt.variables.registry import Registry
 
 
@@ -32,3 +36,24 @@ def raise_late_errors(device: Device) -> None:
     """Waits for everything enqueued on `device` to be checked, and raises the first error."""
     for source in _sources.listed():
         source.raise_late(device, wait=True)
+
+
+def hear_late(lock: Lock, hear: Callable[[], None]) -> None:
+    """Calls what asks GPUs for late errors, inside the gate and with a lock.
+
+    A read by a signal handler in the middle of an update waits for no step of another thread, which
+    may wait for this update: what is found is raised later.
+
+    Args:
+        lock: Held by steps of the same source.
+        hear: May undo what was counted.
+    """
+    with undoing():
+        if not call_if_free(lock, hear) and not _is_updating():
+            with lock:
+                hear()
+
+
+def _is_updating() -> bool:
+    """Whether this thread is in the middle of an update: then a signal handler's read asks."""
+    return any(lock.is_this_threads for backend in gpu_backends for lock in backend.locks)
