@@ -79,9 +79,9 @@ def bytes_of_state(measured: Measured) -> str:
 
 
 def reach(measured: Measured) -> str:
-    """Says which rows a sparse step writes: "the rows that it names"."""
+    """Describes the rows that a sparse step writes: "the gradient's rows"."""
     named, every = tuple(_NAMED), tuple(range(measured.num_rows))
-    in_words = {named: "the rows that it names", every: "every row"}
+    in_words = {named: "the gradient's rows", every: "every row"}
     groups: dict[str, list[str]] = {}
     for name, rows in measured.written.items():
         if rows:
