@@ -18,7 +18,7 @@ from gpuopt.codecs import Split
 from gpuopt.near_names import find_near
 from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.rules.clipped import clipped
-from gpuopt.rules.rounded import BFLOAT16, rounded
+from gpuopt.rules.rounded import BFLOAT16
 from gpuopt.rules.slot_codes import BLOCK, scales_name
 from gpuopt.rules.stage import ORDER, in_order
 from gpuopt.rules.staged import StagedRule
@@ -179,8 +179,8 @@ def _rule_of(optimizer: RuleOptimizer, dtype: np.dtype[Any]) -> UpdateRule:
     rule = optimizer.rule
     if optimizer.averages is not None:
         rule = averaged_rule(rule, dtype, optimizer.slot_codecs.masters)
-    if optimizer.rounding is not None and optimizer.rounding.rounds(dtype):
-        rule = rounded(rule)
+    for option in optimizer.stage_options:
+        rule, _ = option.of_step(0).join(rule, dtype, ())
     return rule if optimizer.clips is None else clipped(rule)
 
 

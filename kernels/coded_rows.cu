@@ -78,6 +78,7 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
         num_tables == 1 ? CodedTarget<Program>(only_arrays.of)
                         : CodedTarget<Program>(arrays + table * num_coded_arrays<Program>);
     target.count_from(-tables.first_key_of(table) * row_width);
+    target.first_number = tables.first_number_of(table);
     const bool is_packed = has_rows && target.has_packs();
     CodedState<Program> state(target, is_packed, part);
     state.update(sum, part.count, every.of(table));

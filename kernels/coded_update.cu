@@ -30,6 +30,7 @@ struct BlocksOfChunk {
         width(variable.width),
         per_row(blocks_of_row(variable.width)),
         is_one_row(variable.width == variable.size) {
+    target.first_number = variable.first_number;
     const long long num_blocks = is_one_row ? per_row : variable.size / width * per_row;
     const long long at_once = chunk_size / (lane_codes * lanes.num_lanes);
     begin = number * at_once;

@@ -89,7 +89,8 @@ __device__ __forceinline__ void visit_chunks(
     const long long end = begin + chunk_size < size ? begin + chunk_size : size;
     const GradientOf<Program>* grad = reinterpret_cast<const GradientOf<Program>*>(
         grads == nullptr ? few_grads.of[variable] : __ldg(&grads[variable]));
-    const Target<Program> target(entry.arrays);
+    Target<Program> target(entry.arrays);
+    target.first_number = entry.first_number;
     visit(c, variable, target.from(begin), grad + begin, static_cast<int>(end - begin));
   }
 }
@@ -141,7 +142,8 @@ __device__ __forceinline__ void update_rows_of_chunks(
     const long long end = begin + chunk_size < entry.size ? begin + chunk_size : entry.size;
     const GradientOf<Program>* grad = reinterpret_cast<const GradientOf<Program>*>(
         grads == nullptr ? few_grads.of[variable] : __ldg(&grads[variable]));
-    const Target<Program> target(entry.arrays);
+    Target<Program> target(entry.arrays);
+    target.first_number = entry.first_number;
     const Lanes lanes(lanes_per_row(width % pack == 0 ? width / pack : width));
     const long long past_last = (end + width - 1) / width;
     for (long long row = (begin + width - 1) / width + threadIdx.x / lanes.num_lanes;

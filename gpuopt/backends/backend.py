@@ -41,11 +41,14 @@ class Target(NamedTuple):
             rule's row slots. Where they are in 8 bits, the codes of each, and then the scales of
             each: see `CodedValues`.
         beside: The second array that stores the variable, if its codec has two.
+        first_number: The number of the variable's first element, from which on stages of the
+            gradient number elements: so those of two variables differ.
     """
 
     var: Array
     slots: Sequence[Array]
     beside: Array | None = None
+    first_number: int = 0
 
     @property
     def arrays(self) -> list[Array]:

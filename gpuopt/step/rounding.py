@@ -11,7 +11,6 @@ import numpy as np
 from gpuopt.backends.backend import Scalars
 from gpuopt.rules.rounded import BFLOAT16, key_of_step, rounded
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.step.known import Batch
 from gpuopt.step.stage_options import StageOfStep, StageOption
 from gpuopt.variables.variable import Variable
 
@@ -92,9 +91,9 @@ class StepRounding(StageOfStep):
         self._key = key_of_step(rounding.seed, steps)
 
     def join(
-        self, rule: UpdateRule, batch: Batch, scalars: Sequence[Scalars]
+        self, rule: UpdateRule, dtype: np.dtype[Any], scalars: Sequence[Scalars]
     ) -> tuple[UpdateRule, Sequence[Scalars]]:
-        if not self._rounds(batch.dtype):
+        if not self._rounds(dtype):
             return rule, scalars
         return rounded(rule), [{**each, **self._key} for each in scalars]
 

@@ -12,7 +12,7 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.device import Device
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import Range, State
-from gpuopt.step.known import Batch
+from gpuopt.variables.variable import Variable
 
 
 class StageOfStep(ABC):
@@ -20,13 +20,13 @@ class StageOfStep(ABC):
 
     @abstractmethod
     def join(
-        self, rule: UpdateRule, batch: Batch, scalars: Sequence[Scalars]
+        self, rule: UpdateRule, dtype: np.dtype[Any], scalars: Sequence[Scalars]
     ) -> tuple[UpdateRule, Sequence[Scalars]]:
         """Returns the form of a rule that has the stage, and its scalars.
 
         Args:
-            rule: What updates the batch.
-            batch: Variables of one device and dtype.
+            rule: What updates variables.
+            dtype: Theirs.
             scalars: The rule's, for each group.
         """
 
@@ -56,6 +56,13 @@ class StageOption(ABC):
     @abstractmethod
     def described(self) -> Any:
         """Returns what a checkpoint mentions for its reader."""
+
+    def first_number(self, variable: Variable) -> int:
+        """Returns the number from which on its stage numbers the elements of a variable.
+
+        It is at least 0, and below 2^62. The same for all variables unless a class says otherwise.
+        """
+        return 0
 
     @abstractmethod
     def of_step(self, steps: int) -> StageOfStep:

@@ -63,5 +63,5 @@ class StepNumbers(NamedTuple):
         if is_averaged and self.averages is not None:
             rule, scalars = self.averages.join(rule, batch, scalars)
         for stage in self.stages:
-            rule, scalars = stage.join(rule, batch, scalars)
+            rule, scalars = stage.join(rule, batch.dtype, scalars)
         return rule, scalars

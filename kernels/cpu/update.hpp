@@ -305,8 +305,8 @@ __attribute__((always_inline)) inline void update_tile(
 template <class Rule, class Real, class Table>
 void update_rows(Real* const* written, long long width, const Real* values, const long long* rows,
                  const long long* positions, const long long* begins, const long long* firsts,
-                 long long first, long long last, typename Rule::template Scalars<Real> scalars,
-                 const Table& table) {
+                 long long first, long long last, long long first_number,
+                 typename Rule::template Scalars<Real> scalars, const Table& table) {
   for (long long row = first; row < last; ++row) {
     if (row + rows_ahead < last) {
       const long long next = row + rows_ahead;
@@ -326,7 +326,8 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
         if (gradient == sum) summed = left;
         return gradient;
       };
-      update_whole_row<Rule>(written, rows[row], width, rows[row] * width, gradient_at, scalars);
+      update_whole_row<Rule>(written, rows[row], width, first_number + rows[row] * width,
+                             gradient_at, scalars);
       continue;
     }
     const auto found = table.at(rows[row]);
@@ -335,7 +336,7 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
       Real* const var = written[0] + offset;
       const Slots<Rule, Real> slots = slots_at<Rule>(written, offset);
       const auto update = [&](long long tile) __attribute__((always_inline)) {
-        update_tile<Rule>(found, var, slots, mine, left, tile, offset, scalars);
+        update_tile<Rule>(found, var, slots, mine, left, tile, first_number + offset, scalars);
       };
       if (left + tile_width <= width)
         update(tile_width);
@@ -366,10 +367,10 @@ struct TableUpToDate {
 template <class Rule, class Real>
 void update_rows(Real* const* written, long long width, const Real* values, const long long* rows,
                  const long long* positions, const long long* begins, const long long* firsts,
-                 long long first, long long last,
+                 long long first, long long last, long long first_number,
                  const typename Rule::template Scalars<Real>& scalars) {
-  update_rows<Rule>(written, width, values, rows, positions, begins, firsts, first, last, scalars,
-                    TableUpToDate{});
+  update_rows<Rule>(written, width, values, rows, positions, begins, firsts, first, last,
+                    first_number, scalars, TableUpToDate{});
 }
 
 // The update of arrays that are stored by codecs.
@@ -390,7 +391,8 @@ struct Update {
     const void* grad;
     std::intptr_t num_rows;
     std::intptr_t width;
-    std::intptr_t first;  // the number of the first element in its variable
+    std::intptr_t first;         // the number of the first element in its variable
+    std::intptr_t first_number;  // from which on stages of the gradient number the variable's
     const Scalars* scalars;
   };
 
@@ -407,7 +409,8 @@ struct Update {
       static_assert(is_in_place, "a rule with numbers of rows has no other arrays");
       const InPlace written(chunk.arrays);
       const Real* const grad = static_cast<const Real*>(chunk.grad);
-      update_whole_rows<1, Rule>(written.of, grad, chunk.num_rows, width, chunk.first, scalars);
+      const long long number = chunk.first_number + chunk.first;
+      update_whole_rows<1, Rule>(written.of, grad, chunk.num_rows, width, number, scalars);
     } else if constexpr (has_blocks) {
       const long long blocks = blocks_of(width);
       for (long long row = 0; row < chunk.num_rows; ++row)
@@ -426,14 +429,14 @@ struct Update {
   static void update_rows(void* const* arrays, long long width, const Real* values,
                           const long long* rows, const long long* positions,
                           const long long* begins, const long long* firsts, long long first,
-                          long long last, Scalars scalars) {
+                          long long last, long long first_number, Scalars scalars) {
     if constexpr (is_in_place) {
       const InPlace written(arrays);
       gpuopt::update_rows<Rule>(written.of, width, values, rows, positions, begins, firsts, first,
-                                last, scalars);
+                                last, first_number, scalars);
     } else {
       update_stored_rows(arrays, width, values, rows, positions, begins, firsts, first, last,
-                         scalars);
+                         first_number, scalars);
     }
   }
 
@@ -448,7 +451,7 @@ struct Update {
   static void update_stored_rows(void* const* arrays, long long width, const Real* values,
                                  const long long* rows, const long long* positions,
                                  const long long* begins, const long long* firsts, long long first,
-                                 long long last, const Scalars& scalars) {
+                                 long long last, long long first_number, const Scalars& scalars) {
     const long long blocks = blocks_of(width);
     for (long long row = first; row < last; ++row) {
       const RowValues<Real> mine = {width,       values,          positions,
@@ -465,9 +468,9 @@ struct Update {
         const Place at = {rows[row] * width + left, rows[row] * blocks + left / block_codes};
         const typename Plain<Real>::View gradient = {sums};
         if (has_blocks && size == num_sums)
-          update_elements(arrays, at, gradient, num_sums, at.element, scalars);
+          update_elements(arrays, at, gradient, num_sums, {at.element, first_number}, scalars);
         else
-          update_elements(arrays, at, gradient, size, at.element, scalars);
+          update_elements(arrays, at, gradient, size, {at.element, first_number}, scalars);
       }
     }
   }
@@ -489,7 +492,8 @@ struct Update {
     const auto update = [&](long long size) __attribute__((always_inline)) {
       typename Gradient::View gradient;
       gradient.open(gradients, is_zero ? Place{0, 0} : at, size);
-      update_elements(chunk.arrays, at, gradient, size, chunk.first + at.element, scalars);
+      const Numbered numbered = {chunk.first + at.element, chunk.first_number};
+      update_elements(chunk.arrays, at, gradient, size, numbered, scalars);
     };
     // Where the compiler knows how long a block is, it leaves out everything for other lengths.
     if (has_blocks && left >= block_codes)
@@ -498,21 +502,20 @@ struct Update {
       update(left);
   }
 
-  // Updates elements of which the first has a number in its variable: of one block, or, of arrays
-  // without blocks, any number of them.
+  // Updates elements: of one block, or, of arrays without blocks, any number of them.
   template <class Gradients>
   __attribute__((always_inline)) static inline void update_elements(void* const* arrays, Place at,
                                                                     const Gradients& gradient,
                                                                     long long size,
-                                                                    long long number,
+                                                                    const Numbered& numbered,
                                                                     const Scalars& scalars) {
-    update_elements(arrays, at, gradient, size, number, scalars,
+    update_elements(arrays, at, gradient, size, numbered, scalars,
                     std::index_sequence_for<Slot...>{});
   }
 
   template <class Gradients, std::size_t... k>
   __attribute__((always_inline)) static inline void update_elements(
-      void* const* arrays, Place at, const Gradients& gradient, long long size, long long number,
+      void* const* arrays, Place at, const Gradients& gradient, long long size, Numbered numbered,
       const Scalars& scalars, std::index_sequence<k...>) {
     constexpr int counts[] = {Var::num_arrays, Slot::num_arrays...};
     void* const* of[1 + sizeof...(Slot)] = {arrays};
@@ -521,7 +524,6 @@ struct Update {
     std::tuple<typename Slot::View...> slots;
     variable.open(of[0], at, size);
     (std::get<k>(slots).open(of[1 + k], at, size), ...);
-    const Numbered numbered{number};
     GPUOPT_INDEPENDENT
     for (long long i = 0; i < size; ++i) {
       Real value = variable.read(i);

@@ -29,11 +29,13 @@ GPUOPT_INLINE void round_by(float& value, unsigned int random) {
 
 // Elements that follow each other in their variable. Compilers drop the number if nothing uses it.
 struct Numbered {
-  long long first = 0;  // the number of the first one
+  long long first = 0;         // the number of the first one
+  long long first_number = 0;  // from which on stages of the gradient number the variable's
 
   GPUOPT_INLINE void count_from(long long elements) { first += elements; }
+  // Returns the number by which a stage of the gradient knows element `i` from the first one on.
   GPUOPT_INLINE unsigned long long number(long long i) const {
-    return static_cast<unsigned long long>(first + i);
+    return static_cast<unsigned long long>(first_number + first + i);
   }
 
   // Rounds what the rule made of element number `i` from the first one on: array number `k`, where

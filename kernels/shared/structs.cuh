@@ -55,6 +55,8 @@ template <int count>
 struct Variable {
   // In elements.
   long long size;
+  // From which on stages of the gradient number elements.
+  long long first_number;
   // See `Arrays`.
   long long arrays[count];
 };
@@ -66,6 +68,8 @@ struct CodedVariable {
   long long size;
   // The size of a row that blocks end at, or of the variable.
   long long width;
+  // From which on stages of the gradient number elements.
+  long long first_number;
   // The addresses of the variable, its codes and their scales.
   long long arrays[count];
 };
@@ -254,6 +258,8 @@ struct TableGradient {
   // The address that position 0 among the rows of all tables would have: where this table's rows
   // begin, its values do.
   long long values;
+  // From which on stages of the gradient number the table's elements.
+  long long first_number;
 };
 
 // A table's rows that missed steps.

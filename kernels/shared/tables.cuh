@@ -22,6 +22,10 @@ struct Tables {
     return count == 1 ? only.first_key : __ldg(&gradients[number].first_key);
   }
 
+  __device__ __forceinline__ long long first_number_of(long long number) const {
+    return count == 1 ? only.first_number : __ldg(&gradients[number].first_number);
+  }
+
   template <class Storage>
   __device__ __forceinline__ const Storage* values_of(long long number) const {
     const long long values = count == 1 ? only.values : __ldg(&gradients[number].values);

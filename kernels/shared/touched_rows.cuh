@@ -68,6 +68,7 @@ __device__ __forceinline__ void update_rows(
                                  ? Target<Program>(only_arrays.of)
                                  : Target<Program>(arrays + table * num_arrays<Program>);
     target.count_from(-tables.first_key_of(table) * row_width);
+    target.first_number = tables.first_number_of(table);
     const auto missed = behind.row(table, row);
     if constexpr (Program::num_row_slots > 0) {
       const auto gradient_at = [&](long long column, auto& sum) {

@@ -93,7 +93,7 @@ def write(backend: str, kind: Kind, rule: UpdateRule, shift: bool) -> Any:
     """Returns what is written by three steps."""
     targets, beside, gradients = make(kind, rule, SHAPES)
     if shift:
-        targets = [Target(shifted(var), slots) for var, slots, _ in targets]
+        targets = [Target(shifted(var), slots) for var, slots, *_ in targets]
         gradients = list(map(shifted, gradients))
     mine, groups = BACKENDS[backend](), [i % 2 for i in range(len(SHAPES))]
     plan = plan_beside(mine, targets, beside, groups=groups)
@@ -104,7 +104,7 @@ def write(backend: str, kind: Kind, rule: UpdateRule, shift: bool) -> Any:
         of_groups = [scalars, {**scalars, rule.scalars[0]: np.float32(0.25)}]
         taken = rounded(rule) if kind.is_rounded else rule
         mine.apply_dense(taken, plan, gradients, of_groups)
-    return [array for var, slots, _ in targets for array in (var, *slots)] + beside
+    return [array for var, slots, *_ in targets for array in (var, *slots)] + beside
 
 
 KEY = key_of_step(3, 0)

@@ -1,11 +1,12 @@
 """Gradient noise (Neelakantan et al. 2015): a stage that gpuopt does not have, in one file.
 
 Each element of a gradient gets a normal number of variance `eta / (1 + t)^gamma`, `t` the steps
-made before: by a seed, the step, and the element's number in its variable.
+made before: by a seed, the step, its variable's name and its number there.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuopt.backends.backend import Scalars
+from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
 from gpuopt.rules.random_bits import GOLDEN, mixed
 from gpuopt.rules.rounded import key_of_step
 from gpuopt.rules.stage import ORDER, Stage
 from gpuopt.rules.staged import staged
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.step.known import Batch
 from gpuopt.step.stage_options import StageOfStep, StageOption
+from gpuopt.variables.variable import Variable
 
 
 def add_noise(
@@ -49,6 +50,12 @@ def add_noise(
 _NOISE = Stage("noisy", add_noise)
 
 
+def number_of(name: str) -> int:
+    """Returns the first number of a variable, by what its name has before "_"."""
+    digest = hashlib.sha256(name.partition("_")[0].encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2
+
+
 class GradientNoise(StageOption):
     """The option `gradient_noise=(eta, gamma, seed)`."""
 
@@ -65,6 +72,9 @@ class GradientNoise(StageOption):
     def described(self) -> dict[str, Any]:
         return {"eta": self.eta, "gamma": self.gamma, "seed": self.seed}
 
+    def first_number(self, variable: Variable) -> int:
+        return number_of(variable.name)
+
     def of_step(self, steps: int) -> NoiseOfStep:
         return NoiseOfStep(self, steps)
 
@@ -78,9 +88,9 @@ class NoiseOfStep(StageOfStep):
         self._key = {f"noise_key_{place}": part for place, part in enumerate(parts)}
 
     def join(
-        self, rule: UpdateRule, batch: Batch, scalars: Sequence[Scalars]
+        self, rule: UpdateRule, dtype: np.dtype[Any], scalars: Sequence[Scalars]
     ) -> tuple[UpdateRule, Sequence[Scalars]]:
-        own = {"noise_deviation": batch.real(self._deviation), **self._key}
+        own = {"noise_deviation": compute_type(dtype)(self._deviation), **self._key}
         return staged(rule, _NOISE), [{**each, **own} for each in scalars]
 
 

@@ -106,7 +106,7 @@ class Bundle:
         num_rows = np.diff(self._bounds[-2])
         none = np.zeros_like(num_rows)
         self._chunks = np.column_stack(
-            [self._bounds[:, :-1].T, num_rows, widths, none, none]
+            [self._bounds[:, :-1].T, num_rows, widths, none, none, none]
         ).astype(np.intp, copy=False)
 
     def join(self, gradients: Sequence[Array], real: np.dtype[Any]) -> Array:

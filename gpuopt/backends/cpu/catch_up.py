@@ -41,7 +41,7 @@ class CpuLateRows:
         self._limits = limits
 
     def bring_up(self, plan: DensePlan, catch_up: CatchUp, rows: Array | None = None) -> None:
-        [(var, slots, _)] = plan.targets
+        [(var, slots, *_)] = plan.targets
         rows = None if rows is None else np.asarray(rows).reshape(-1)
         quietly(partial(bring_up, [var, *slots], catch_up, rows, self._limits))
 

@@ -13,7 +13,7 @@ from gpuopt.computed_once import computed_once
 from gpuopt.rules.slot_codes import BLOCK
 
 # Columns of a table of chunks: see `Update::Chunk` in kernels/cpu/update.hpp.
-_GRADIENT, _FIRST, _SCALARS = -5, -2, -1
+_GRADIENT, _FIRST, _SCALARS = -6, -3, -1
 # The most memory that the scratch arrays of all threads may take together.
 _SCRATCH_BYTES = 6 * 1024 * 1024
 
@@ -62,6 +62,7 @@ class Chunks:
         variables: Sequence[Sequence[Array]],
         groups: Sequence[int],
         longest: int,
+        first_numbers: Sequence[int] = (),
         *,
         have_blocks: bool = False,
     ) -> None:
@@ -71,10 +72,12 @@ class Chunks:
             variables: The arrays of each, contiguous and not empty.
             groups: The number of each one's group.
             longest: How many elements a chunk has at most, unless a single row has more.
+            first_numbers: See `Target`; 0 for all if there are none.
             have_blocks: See `row_width`.
         """
         self.longest = longest
         self._groups = groups
+        self._first_numbers = first_numbers or [0] * len(variables)
         self._arrays = [[array.reshape(-1) for array in arrays] for arrays in variables]
         # Scales are [num_blocks], or [num_rows, num_blocks] where blocks end at rows.
         dims = [arrays[-1].ndim if have_blocks else 0 for arrays in variables]
@@ -119,6 +122,10 @@ class Chunks:
     def group(self, number: int) -> int:
         """Returns the number of a chunk's group."""
         return self._groups[int(self._owners[number])]
+
+    def first_number(self, number: int) -> int:
+        """Returns the first number of a chunk's variable; see `Target`."""
+        return self._first_numbers[int(self._owners[number])]
 
     def part(
         self, number: int, gradients: Sequence[Array] | None
@@ -186,4 +193,5 @@ class Chunks:
         sizes = np.minimum(self._ends * widths, self._sizes[self._owners]) - firsts
         widths, heights = np.where(are_blocks, (sizes, np.ones_like(sizes)), (widths, heights))
         none = np.zeros_like(firsts)
-        return np.column_stack([arrays, none, heights, widths, firsts, none])
+        numbers = np.array(self._first_numbers, np.intp)[self._owners]
+        return np.column_stack([arrays, none, heights, widths, firsts, numbers, none])

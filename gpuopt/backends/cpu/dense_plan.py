@@ -238,8 +238,11 @@ class DensePlan:
         if chunks.longest != longest:
             arrays = [self.arrays[position] for position in self._large]
             groups = [self.groups[position] for position in self._large]
+            numbers = [self.targets[position].first_number for position in self._large]
             have_blocks = self.codecs.have_blocks
-            chunks = self._chunks = Chunks(arrays, groups, longest, have_blocks=have_blocks)
+            chunks = self._chunks = Chunks(
+                arrays, groups, longest, numbers, have_blocks=have_blocks
+            )
         share: Task
         if update_chunks is not None:
             table = chunks.table([form.scalars_address for form in forms], mine)
@@ -261,7 +264,7 @@ class DensePlan:
         arrays, grad, first = chunks.part(number, gradients)
         form, size = forms[group], arrays[0].size
         types = buffers_for(form, self.codecs, self.real, None if grad is None else grad.dtype)
-        numbers = Numbers(first, size)
+        numbers = Numbers(first, size, of_variable=chunks.first_number(number))
         rounds = None if rounding is None else rounding[group]
         buffers = scratch(types, size)
         update_tile(form, self.codecs, self.real, arrays, grad, buffers, numbers, rounds)
@@ -269,7 +272,7 @@ class DensePlan:
 
 def _arrays_of(target: Target, codecs: Codecs) -> Sequence[Array]:
     """Returns the arrays of a variable and its slots, as `Codecs` take them."""
-    var, slots, beside = target
+    var, slots, beside, _ = target
     num_coded = sum(codec.has_blocks for codec in codecs.slots)
     plain, coded = slots[: len(slots) - 2 * num_coded], slots[len(slots) - 2 * num_coded :]
     pairs = zip(coded[:num_coded], coded[num_coded:], strict=True)

@@ -77,7 +77,7 @@ def _update_strided(rule: UpdateRule, target: Target, gradient: Array, scalars: 
 
     nditer copies a chunk in and out only where the storage is of another type or not contiguous.
     """
-    var, slots, _ = target
+    var, slots, *_ = target
     real = compute_type(var.dtype)
     chunks = np.nditer(
         [var, gradient, *slots],
@@ -106,7 +106,8 @@ def _update_copies(
     written, count = given.arrays, len(given.slots)
     flat = [np.require(array, requirements=["C", "ALIGNED"]) for array in written]
     new_var, *others = flat
-    target = Target(new_var, others[:count], *others[count:])
+    beside = None if given.beside is None else others[count]
+    target = Target(new_var, others[:count], beside, given.first_number)
     own = DensePlan([target], WrittenMemory(flat), limits, None, plan.codecs)
     update_dense(rule, own, [gradient], scalars, limits)
     for array, new in zip(written, flat, strict=True):

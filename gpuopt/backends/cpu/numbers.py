@@ -18,14 +18,21 @@ class Numbers:
         first: The number of the first element; of row 0, if there are rows.
         size: How many elements follow each other: those of a row, if there are rows.
         rows: The rows; None if there are none.
+        of_variable: The number from which on those of the variable are counted.
     """
 
     first: int
     size: int
     rows: Array | None = None
+    of_variable: int = 0
 
     def __call__(self) -> Array:
-        """Returns them, uint64, flat."""
+        """Returns them, uint64, flat: as stages of the gradient take them."""
+        numbers: Array = self.within() + np.uint64(self.of_variable)
+        return numbers
+
+    def within(self) -> Array:
+        """Returns them as if the variable began at 0: as rounding takes them."""
         numbers: Array = np.arange(self.first, self.first + self.size, dtype=np.uint64)
         if self.rows is not None:
             firsts = self.rows.astype(np.uint64)[:, np.newaxis] * np.uint64(self.size)

@@ -113,13 +113,14 @@ def update_touched_rows(
     [arrays], codecs, real = plan.arrays, plan.codecs, plan.real
     if not (_are_few(values, limits) or plan.strided):
         row_update: RowUpdate | None = None
+        first_number = plan.targets[0].first_number
         if catch_up is None:
             compiled = compiled_rows(rule, real, scalars, plan.stored(None))
-            row_update = None if compiled is None else compiled.row_update
+            row_update = None if compiled is None else partial(compiled.row_update, first_number)
         elif codecs.are_plain:
             late = compiled_catch_up(rule, catch_up, real)
             given = np.array([scalars[name] for name in rule.scalars], real)
-            row_update = None if late is None else partial(late.row_update, given)
+            row_update = None if late is None else partial(late.row_update, given, first_number)
         if row_update is not None:
             values = np.require(values, real, ["C", "ALIGNED"])
             values = _copied_if_shared(values, arrays)
@@ -146,7 +147,7 @@ def update_touched_rows(
         rounding = Rounding(rule.is_averaged, scalars) if rule.is_rounded else None
         _update_gathered(form, plan, sums, rows, limits, rounding)
     else:
-        _update_late(form, rule.shift, arrays, sums, rows, scalars, catch_up, limits)
+        _update_late(form, rule.shift, plan, sums, rows, scalars, catch_up, limits)
     return rows
 
 
@@ -162,7 +163,7 @@ def _new_rows(
     [arrays], codecs, real = plan.arrays, plan.codecs, plan.real
     height = len(rows)
     new_rows = [np.ascontiguousarray(array[rows]).reshape(height, -1) for array in arrays]
-    form, numbers = PlainRule(rule, scalars), Numbers(0, sums.size // height, rows)
+    form, numbers = PlainRule(rule, scalars), _numbers(plan, rows)
     rounding = Rounding(rule.is_averaged, scalars) if rule.is_rounded else None
     buffers = [np.empty(sums.size, dtype) for dtype in buffers_for(form, codecs, real, None)]
     update_tile(form, codecs, real, new_rows, sums.reshape(-1), buffers, numbers, rounding)
@@ -192,7 +193,7 @@ def sum_duplicate_rows(
         values = np.require(values, requirements=["C", "ALIGNED"])
         in_order = groups._replace(rows=np.arange(len(groups.rows)))
         threads = limits.threads_for(values.size * ROW_FACTOR)
-        _update_compiled(compiled.row_update, [sums], values, in_order, threads)
+        _update_compiled(partial(compiled.row_update, 0), [sums], values, in_order, threads)
         return sums, groups.rows.astype(indices.dtype, copy=False)
     groups = group_rows(indices, first)
     if len(groups.rows) == len(indices):
@@ -254,18 +255,24 @@ def _update_gathered(
             shape = len(some), math.prod(array.shape[1:])
             gathered.append(buffer[: math.prod(shape)].reshape(shape))
             _take(array, some, gathered[-1])
-        grad, own = gradient.reshape(-1), buffers[len(arrays) :]
-        update_tile(form, codecs, real, gathered, grad, own, Numbers(0, width, some), rounding)
+        grad, own, numbers = gradient.reshape(-1), buffers[len(arrays) :], _numbers(plan, some)
+        update_tile(form, codecs, real, gathered, grad, own, numbers, rounding)
         for array, new_rows in zip(arrays, gathered, strict=True):
             _put(array, some, new_rows)
 
     share_out(update_rows, range(0, len(rows), height), threads)
 
 
+def _numbers(plan: DensePlan, rows: Array) -> Numbers:
+    """Returns the numbers of the elements of some rows of a plan's only variable."""
+    [target] = plan.targets
+    return Numbers(0, target.var[:1].size, rows, target.first_number)
+
+
 def _update_late(
     form: RuleForm,
     shift: Shift | None,
-    written: Sequence[Array],
+    plan: DensePlan,
     sums: Array,
     rows: Array,
     scalars: Scalars,
@@ -275,8 +282,8 @@ def _update_late(
     """Does what `_update_gathered` does, after the steps that the rows have missed."""
     threads = limits.threads_for(sums.size * 2)
     longest = min(chunk_length(form, sums.size, threads), CHUNK_ELEMENTS)
-    width = max(sums[0].size, 1)
-    height = max(longest // width, 1)
+    height = max(longest // max(sums[0].size, 1), 1)
+    [arrays] = plan.arrays
     decay = None if shift is None or shift.decay is None else scalars[shift.decay]
 
     def update_rows(first: int) -> None:
@@ -293,13 +300,13 @@ def _update_late(
                 else:
                     stepped = rest
             buffers = scratch(form.scratch_dtypes, len(gradient))
-            form.apply([stepped, *slots], gradient, buffers, Numbers(0, width, rows[part]))
+            form.apply([stepped, *slots], gradient, buffers, _numbers(plan, rows[part]))
             if stepped is not var:
                 if decay is not None:
                     stepped -= decay * var
                 var += stepped
 
-        bring_up_some(written, catch_up, rows[part], step)
+        bring_up_some(arrays, catch_up, rows[part], step)
 
     share_out(update_rows, range(0, len(rows), height), threads)
 

@@ -46,7 +46,7 @@ def scalars_with_sums(
 def _sums(rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars) -> Array:
     """Returns the sums over one variable, added up in one order and in float64."""
     assert rule.terms is not None, "it has sums"
-    var, slots, _ = target
+    var, slots, *_ = target
     real = compute_type(var.dtype)
     chunks = np.nditer(
         [var, gradient, *slots],
@@ -74,13 +74,13 @@ def _sums_of_decoded(
     if not arrays[0].size:
         return sums
     grad = np.require(gradient, requirements=["C", "ALIGNED"]).reshape(-1)
-    most = PlainRule.most_elements
+    most, own_number = PlainRule.most_elements, plan.targets[position].first_number
     chunks = Chunks([arrays], [0], most, have_blocks=codecs.have_blocks)
     for number in range(len(chunks)):
         stored, part, first = chunks.part(number, [grad])
         assert part is not None
         part = part.astype(real, copy=False)
-        part = rule.gradient(part, scalars, Numbers(first, part.size))
+        part = rule.gradient(part, scalars, Numbers(first, part.size, of_variable=own_number))
         var, *slots = codecs.decode(stored, scratch([real] * codecs.num_decoded, stored[0].size))
         sums += _added(rule.terms(var, part, *slots, **scalars))
     return sums

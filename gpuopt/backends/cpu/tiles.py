@@ -87,7 +87,7 @@ def update_tile(
     average = values[1].copy() if rounding is not None and rounding.is_averaged else None
     form.apply(values, grad, [each[:size] for each in buffers], numbers)
     if rounding is not None:
-        _round(codecs, real, values, average, numbers(), rounding)
+        _round(codecs, real, values, average, numbers.within(), rounding)
     codecs.encode(values, arrays)
 
 

@@ -396,7 +396,7 @@ class CudaBackend:
         sequence, flag = LaunchSequence(), self._unset_flag.array
         rows = add_sort(sequence, self._launcher, workspace, indices, height, flag)
         gradients = {
-            "only_gradient": TableGradient(0, self._launcher.address(values)),
+            "only_gradient": TableGradient(0, self._launcher.address(values), 0),
             "num_tables": 1,
         }
         parts = add_pieces(
@@ -446,7 +446,8 @@ class CudaBackend:
                 real = compute_type(plan.dtype)
                 catch_up.on_device = CountOfSteps(self._launcher, catch_up, real)
             count = catch_up.on_device
-        return Table(plan.addresses, plan.height, values, rows, update.group, count)
+        first_number = plan.targets[0].first_number
+        return Table(plan.addresses, plan.height, values, rows, update.group, count, first_number)
 
     def _begins_of_runs(self, keys: Any) -> Any:
         """Returns where runs of equal keys begin, int64; the host waits for them."""

@@ -33,7 +33,8 @@ class CodedPlan(DensePlan):
         return True
 
     def _table(self) -> np.ndarray[Any, Any]:
-        return np.column_stack((self._sizes, self._widths(), self._addresses))
+        numbers = self._first_numbers()
+        return np.column_stack((self._sizes, self._widths(), numbers, self._addresses))
 
     def _widths(self) -> np.ndarray[Any, Any]:
         """Returns how many elements lie between the ends of rows, of each variable."""

@@ -337,7 +337,10 @@ class DensePlan:
 
     def _table(self) -> np.ndarray[Any, Any]:
         """Returns what kernels read of each variable."""
-        return np.column_stack((self._sizes, self._addresses))
+        return np.column_stack((self._sizes, self._first_numbers(), self._addresses))
+
+    def _first_numbers(self) -> np.ndarray[Any, Any]:
+        return np.array([self.targets[i].first_number for i in self._positions], np.int64)
 
     def _groups_or_zeros(self) -> np.ndarray[Any, Any]:
         return np.zeros_like(self._sizes) if self._groups is None else self._groups

@@ -37,6 +37,7 @@ class Table(NamedTuple):
         rows: int32 or int64 [num_rows], contiguous.
         group: The position of its scalars among those of all groups.
         behind: The count of its steps, if its rows may have missed some.
+        first_number: See `Target`.
     """
 
     addresses: Sequence[int]
@@ -45,6 +46,7 @@ class Table(NamedTuple):
     rows: Any
     group: int = 0
     behind: CountOfSteps | None = None
+    first_number: int = 0
 
 
 class TablesKind(NamedTuple):
@@ -109,7 +111,8 @@ class SortedTables:
         first = 0
         for table, first_key in zip(tables, self.first_keys, strict=True):
             values = self._launcher.address(table.values)
-            gradients.append(TableGradient(first_key, values - first * row_bytes))
+            begin = values - first * row_bytes
+            gradients.append(TableGradient(first_key, begin, table.first_number))
             first += table.rows.size
         given: dict[str, Any] = {"only_gradient": gradients[0]}
         if not self.is_single:

@@ -82,10 +82,12 @@ class Variable(NamedTuple):
 
     Attributes:
         size: In elements.
+        first_number: From which on stages of the gradient number elements.
         arrays: See `Arrays`.
     """
 
     size: Annotated[int, Number("int64")]
+    first_number: Annotated[int, Number("int64")]
     arrays: Annotated[Sequence[int], Several(Number("int64"))]
 
 
@@ -95,11 +97,13 @@ class CodedVariable(NamedTuple):
     Attributes:
         size: In elements.
         width: The size of a row that blocks end at, or of the variable.
+        first_number: From which on stages of the gradient number elements.
         arrays: The addresses of the variable, its codes and their scales.
     """
 
     size: Annotated[int, Number("int64")]
     width: Annotated[int, Number("int64")]
+    first_number: Annotated[int, Number("int64")]
     arrays: Annotated[Sequence[int], Several(Number("int64"))]
 
 
@@ -330,10 +334,12 @@ class TableGradient(NamedTuple):
         first_key: The key of the table's row 0.
         values: The address that position 0 among the rows of all tables would have: where this
             table's rows begin, its values do.
+        first_number: From which on stages of the gradient number the table's elements.
     """
 
     first_key: Annotated[int, Number("int64")]
     values: Annotated[int, Number("int64")]
+    first_number: Annotated[int, Number("int64")]
 
 
 class LateTable(NamedTuple):

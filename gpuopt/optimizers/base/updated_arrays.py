@@ -15,6 +15,7 @@ from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.masters import SplitPair, paired
 from gpuopt.state.slot_codecs import MASTER, SlotCodecs, has_master
 from gpuopt.state.state import State
+from gpuopt.step.stage_options import StageOption
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
@@ -25,6 +26,7 @@ class _Optimizer(Protocol):
     """What a `RuleOptimizer` says of its slots."""
 
     rule: UpdateRule
+    stage_options: Sequence[StageOption]
 
     @property
     def state(self) -> State: ...
@@ -48,7 +50,8 @@ def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[I
     _check_coded_blocks({name: slots[name] for name in map(scales_name, stored.coded)}, variable)
     arrays = [slot.unread_storage for slot in slots.values()]
     identities = [variable.identity, *(slot.identity for slot in slots.values())]
-    target = Target(variable.unread_storage, arrays)
+    first = sum(option.first_number(variable) for option in optimizer.stage_options)
+    target = Target(variable.unread_storage, arrays, first_number=first)
     codecs = codecs_of(target)
     own = zip(optimizer.rule.slots, codecs.slots, strict=False)  # without those of scales
     codecs = Codecs(codecs.var, tuple(stored.coded.get(name, codec) for name, codec in own))
@@ -60,7 +63,7 @@ def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[I
     if isinstance(kept, SplitPair):
         target = target._replace(beside=kept.remainder)
         return target, identities, Codecs(stored[MASTER], codecs.slots)
-    target = Target(master.unread_storage, arrays, variable.unread_storage)
+    target = Target(master.unread_storage, arrays, variable.unread_storage, first)
     return target, identities, Codecs(MasterAndCopy(variable.dtype), codecs.slots)
 
 

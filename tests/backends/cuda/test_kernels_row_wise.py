@@ -165,7 +165,7 @@ def test_rows_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None:
         kernels.dense_update(rule, "float32"),
         1,
         DENSE_THREADS,
-        variables=np.array([(before + 2) * width, var, m_start, v.ctypes.data - 4 * before]),
+        variables=np.array([(before + 2) * width, 0, var, m_start, v.ctypes.data - 4 * before]),
         num_variables=1,
         groups=np.zeros(1, np.int64),
         widths=np.array([width]),

@@ -123,7 +123,7 @@ def test_late_chunks_of_a_variable_are_updated(
         kernels.dense_update(rule, "float32"),
         2,
         256,
-        variables=np.array([[before + SIZE, address_before(var, before)]]),
+        variables=np.array([[before + SIZE, 0, address_before(var, before)]]),
         num_variables=1,
         chunks=np.array([[0, first + k] for k in range(3)], np.uint32),
         num_chunks=3,

@@ -49,9 +49,9 @@ extern "C" void update_chunks(
 extern "C" void update_rows(
     void* const* arrays, long long width, const Real* values, const long long* rows,
     const long long* positions, const long long* begins, const long long* firsts, long long first,
-    long long last, const Update::Scalars* scalars) {
+    long long last, long long first_number, const Update::Scalars* scalars) {
   Update::update_rows(
-      arrays, width, values, rows, positions, begins, firsts, first, last, *scalars);
+      arrays, width, values, rows, positions, begins, firsts, first, last, first_number, *scalars);
 }
 """,
 }
@@ -139,8 +139,8 @@ class CompiledRule:
         addresses = [0 if array is None else array.ctypes.data for array in (*written, grad)]
         num_rows = len(written[-1])
         shape = num_rows, len(written[0]) // num_rows
-        first = 0 if numbers is None else numbers.first
-        table = np.array([[*addresses, *shape, first, self.scalars_address]], np.intp)
+        firsts = (0, 0) if numbers is None else (numbers.first, numbers.of_variable)
+        table = np.array([[*addresses, *shape, *firsts, self.scalars_address]], np.intp)
         self.update_chunks(table, np.zeros(1, np.int64))
 
     def update_chunks(self, table: Chunk, taken: Chunk) -> None:
@@ -170,18 +170,19 @@ class CompiledRows:
         self._scalars = scalars
 
     def row_update(
-        self, written: Sequence[Chunk], values: Chunk, groups: RowGroups
+        self, first_number: int, written: Sequence[Chunk], values: Chunk, groups: RowGroups
     ) -> Callable[[int, int], object]:
         """Returns what updates some of the rows of a table, each by the sum of its values.
 
         It takes the first of `groups.rows` that is updated, and the one behind the last.
 
         Args:
+            first_number: See `Target`.
             written: [height, ...], the arrays of the variable and its slots, contiguous.
             values: [num_rows, ...], contiguous, in other memory.
             groups: From `group_rows`, here or there.
         """
-        given = RowArguments(written, values, groups, self._scalars)
+        given = RowArguments(written, values, groups, first_number, self._scalars)
         return partial(given.call, self._library.update_rows)
 
 
@@ -319,16 +320,21 @@ class RowArguments:
     """
 
     def __init__(
-        self, written: Sequence[Chunk], values: Chunk, groups: RowGroups, scalars: Chunk
+        self,
+        written: Sequence[Chunk],
+        values: Chunk,
+        groups: RowGroups,
+        first_number: int,
+        scalars: Chunk,
     ) -> None:
         self._kept = written, values, groups, scalars
         width = ctypes.c_longlong(values[0].size)
         self._first = addresses(written), width, address_of(values), *map(address_of, groups)
-        self._last = address_of(scalars)
+        self._last = ctypes.c_longlong(first_number), address_of(scalars)
 
     def call(self, update: Callable[..., object], first: int, last: int) -> None:
         """Calls a function for the rows from `first` to `last - 1`."""
-        update(*self._first, ctypes.c_longlong(first), ctypes.c_longlong(last), self._last)
+        update(*self._first, ctypes.c_longlong(first), ctypes.c_longlong(last), *self._last)
 
 
 def addresses(arrays: Sequence[Chunk]) -> Any:

@@ -44,9 +44,9 @@ extern "C" void bring_up_rows(
 extern "C" void update_late_rows(
     Real* const* written, long long width, const Real* values, const long long* rows,
     const long long* positions, const long long* begins, const long long* firsts, long long first,
-    long long last, const Scalars* scalars, const CatchUp* catch_up) {{
+    long long last, long long first_number, const Scalars* scalars, const CatchUp* catch_up) {{
   gpuopt::update_rows<Rule>(
-      written, width, values, rows, positions, begins, firsts, first, last, *scalars,
+      written, width, values, rows, positions, begins, firsts, first, last, first_number, *scalars,
       gpuopt::LateTable<Unnamed, {shift}, Real>{{*catch_up}});
 }}
 """
@@ -105,17 +105,23 @@ class CompiledCatchUp:
         )
 
     def row_update(
-        self, scalars: Chunk, written: Sequence[Chunk], values: Chunk, groups: RowGroups
+        self,
+        scalars: Chunk,
+        first_number: int,
+        written: Sequence[Chunk],
+        values: Chunk,
+        groups: RowGroups,
     ) -> Callable[[int, int], object]:
         """Does what `CompiledRows.row_update` does, of rows that are first brought up to date.
 
         Args:
             scalars: Those of the rule that updates the rows, in its order.
-            written: See there.
+            first_number: See there.
+            written: Likewise.
             values: Likewise.
             groups: Likewise.
         """
-        given = RowArguments(written, values, groups, scalars)
+        given = RowArguments(written, values, groups, first_number, scalars)
         return partial(given.call, partial(self._call, self._library.update_late_rows))
 
     def _call(self, function: Callable[..., object], *arguments: Any) -> None:
