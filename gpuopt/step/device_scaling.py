@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import is_
 from typing import Any, NamedTuple
@@ -110,9 +110,7 @@ class _Chain(NamedTuple):
         scale: The loss scale after the last of them.
         copies: The same on other devices that have had part in the last one.
         devices: Where the updates were.
-        key: Equal if steps can follow each other in one chain.
-        kept: The last step; it has what `key` has the ids of.
-        variables: In host memory, those that count steps: powers, counters, the global step.
+        last: The last of them, or one that was to follow.
         num_calls: How many steps were to be made.
         num_made: How many of them are known to be made.
         counts: For each number that the GPU may have made, from the known one on.
@@ -122,9 +120,7 @@ class _Chain(NamedTuple):
     scale: DeviceScale
     copies: Mapping[Device, Any]
     devices: Collection[Device]
-    key: Hashable
-    kept: _DecidedStep
-    variables: Sequence[Variable]
+    last: _DecidedStep
     num_calls: int
     num_made: int
     counts: Sequence[_Count]
@@ -269,7 +265,12 @@ class DeviceScaling:
         if can_skip:
             device = updates.deciding_gpu(None if chain is None else chain.scale.device)
         if device is not None:
-            updates.gpu_decides = _DecidedStep(self, key, device, optimizer, loss_scale)
+            step = _DecidedStep(self, key, device, optimizer, loss_scale)
+            if chain is not None and not step.is_like(chain.last):
+                # Before its rows are checked, as this may raise an error and drop the step.
+                with undoing(), self.lock:
+                    self._follow(step, updates)
+            updates.gpu_decides = step
             return True
         with undoing(), self.lock:
             self._settle()
@@ -281,19 +282,15 @@ class DeviceScaling:
 
     def _decide(self, step: _DecidedStep, updates: RuleUpdates) -> None:
         """See `Decider.decide`."""
-        chain = self._chain
-        counts = None if chain is None else _counts_of(chain, step, updates)
-        if chain is None or counts is None:
-            self._settle()
-            self._raise_refused()
+        chain, loss_scale = self._follow(step, updates), step.loss_scale
+        if chain is None:
             is_known = own_numbers.of is self._settled
-            chain = self._begin(step)
-            own_numbers.of = chain.counts[0].numbers
+            numbers = self._begin(step)
+            own_numbers.of = numbers
             if not is_known:
                 updates.fix_scalars_anew()
-            counts = [chain.counts[0]._replace(of_step=updates.numbers)]
-        self._chain = chain._replace(counts=counts, kept=step)
-        loss_scale = step.loss_scale
+            chain = self._follow(step, updates)
+            assert chain is not None, "it has begun with this step"
         if not isinstance(loss_scale, DeviceScale):
             unscale = float(np.float32(1) / np.float32(loss_scale))
         elif loss_scale == chain.scale:
@@ -309,8 +306,25 @@ class DeviceScaling:
             self._refuses,
             chain.copies,
         )
-        every = [each.of_step for each in reversed(counts)]
+        every = [each.of_step for each in reversed(chain.counts)]
         updates.decide_on_gpu(decision, chain.scale.device, unscale, every)
+
+    def _follow(self, step: _DecidedStep, updates: RuleUpdates) -> _Chain | None:
+        """Returns the chain with what a step is given for each count.
+
+        None if there is none that the step can follow in: then nothing is behind.
+
+        Raises:
+            FloatingPointError: an earlier step was not finite, and `refuses`.
+        """
+        chain = self._chain
+        counts = None if chain is None else _counts_of(chain, step, updates)
+        if chain is None or counts is None:
+            self._settle()
+            self._raise_refused()
+            return None
+        self._chain = chain = chain._replace(counts=counts, last=step)
+        return chain
 
     def _promise(self, step: _DecidedStep, updates: RuleUpdates) -> None:
         """See `Decider.promise`."""
@@ -384,7 +398,8 @@ class DeviceScaling:
             if self._tell is not None:
                 self._tell(found)
 
-    def _begin(self, step: _DecidedStep) -> _Chain:
+    def _begin(self, step: _DecidedStep) -> Mapping[Identity, Any]:
+        """Begins a chain, and returns the numbers that it begins with."""
         own_numbers.of = {}
         for each in step.variables:
             each.bring_up()  # another optimizer's steps may count by the same variable
@@ -395,9 +410,8 @@ class DeviceScaling:
         # Before there is a chain: Ctrl-C in between leaves no number that nobody puts right.
         for each in (*step.variables, *self._variables.values()):
             each.identity.behind = self
-        count = _Count(numbers, None)
-        self._chain = _Chain(scale, {}, (), step.key, step, step.variables, 0, 0, [count], [])
-        return self._chain
+        self._chain = _Chain(scale, {}, (), step, 0, 0, [_Count(numbers, None)], [])
+        return numbers
 
     def _look(self) -> None:
         """Learns what the GPU has decided, without waiting unless it is far behind."""
@@ -411,11 +425,12 @@ class DeviceScaling:
         chain = self._chain
         if chain is None:
             return
-        numbers = [chain.counts[0].numbers[each.identity] for each in chain.variables]
+        variables = [*chain.last.variables]
+        numbers = [chain.counts[0].numbers[each.identity] for each in variables]
         if self._variables:
             state, *_ = _scalings(chain.scale.device).state(chain.scale.scaling)
             numbers += [getattr(state, name) for name in self._variables]
-        variables = [*chain.variables, *self._variables.values()]
+        variables += self._variables.values()
         outer = own_numbers.of
         try:
             own_numbers.of = {}
@@ -464,11 +479,10 @@ class _DecidedStep:
 
     Attributes:
         lock: Of the ledger.
-        given: What `DeviceScaling.call` was given as a key.
-        key: See `_Chain`.
+        key: What `DeviceScaling.call` was given.
         device: Which GPU it is.
         counter: The global step; None if there is none.
-        variables: Those that the step changes in host memory.
+        variables: In host memory, those that count steps: powers, counters, the global step.
         loss_scale: See `DeviceScaling.prepare`.
     """
 
@@ -476,15 +490,23 @@ class _DecidedStep:
         self, ledger: DeviceScaling, key: Key, device: Device, optimizer: Any, loss_scale: Any
     ) -> None:
         self._ledger = ledger
-        self.given = key
+        self.key = key
         self.lock = ledger.lock
         self.device = device
         self.counter: Variable | None = optimizer.this_thread.global_step
         self.variables: list[Variable] = optimizer.state.scalars_of_steps()
         if self.counter is not None:
             self.variables.append(self.counter)
-        self.key = device, *map(id, self.variables)
         self.loss_scale = loss_scale
+
+    def counts_like(self, other: _DecidedStep) -> bool:
+        """Whether two steps change the same variables, and one GPU decides about both."""
+        is_same = self.device == other.device and len(self.variables) == len(other.variables)
+        return is_same and all(map(is_, self.variables, other.variables))
+
+    def is_like(self, other: _DecidedStep) -> bool:
+        """Whether they also follow from the same hyperparameters."""
+        return self.counts_like(other) and all(map(is_, self.key, other.key))
 
     def decide(self, updates: RuleUpdates) -> None:
         self._ledger._decide(self, updates)
@@ -498,10 +520,10 @@ def _counts_of(chain: _Chain, step: _DecidedStep, updates: RuleUpdates) -> list[
 
     They are others where powers or counters follow from a hyperparameter that was set.
     """
-    if chain.key != step.key:
+    if not step.counts_like(chain.last):
         return None
     *earlier, newest = chain.counts
-    if all(map(is_, chain.kept.given, step.given)):
+    if step.is_like(chain.last):
         if own_numbers.of is not newest.numbers:  # another thread has made a step, or heard of one
             own_numbers.of = newest.numbers
             updates.fix_scalars_anew()
