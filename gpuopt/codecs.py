@@ -31,8 +31,9 @@ Array = np.ndarray[Any, Any]
 
 _FLOAT: np.dtype[Any] = np.dtype(np.float32)
 _REALS = {_FLOAT: "float", np.dtype(np.float64): "double"}
+_BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 _HALVES = {
-    np.dtype(ml_dtypes.bfloat16): "gpuopt::Bfloat16",
+    _BFLOAT16: "gpuopt::Bfloat16",
     np.dtype(np.float16): "gpuopt::Float16",
 }
 
@@ -60,12 +61,14 @@ class Codec(ABC):
         is_decoded: Whether `decode` computes the numbers. Else the first array holds them, and
             rules read and write them there.
         has_blocks: Whether the second array has one scale for each block of the first.
+        is_rounded: Whether numbers are rounded at random first, where a rule asks for that.
     """
 
     real: np.dtype[Any] = _FLOAT
     num_arrays: int = 1
     is_decoded: bool = False
     has_blocks: bool = False
+    is_rounded: bool = False
 
     @property
     @abstractmethod
@@ -149,6 +152,10 @@ class Cast(Codec):
     is_decoded = True
 
     @property
+    def is_rounded(self) -> bool:  # type: ignore[override]
+        return bool(self.stored == _BFLOAT16)
+
+    @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
         return (self.stored,)
 
@@ -192,7 +199,7 @@ class Split(Codec):
 
     num_arrays = 2
     is_decoded = True
-    dtypes = np.dtype(ml_dtypes.bfloat16), np.dtype(np.uint16)
+    dtypes = _BFLOAT16, np.dtype(np.uint16)
 
     @property
     def cpp(self) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from gpuopt.codecs import Byte
-from gpuopt.interop.exported import names_with_slots, read_numbers
+from gpuopt.interop.exported import names_with_slots, read_numbers, refuse_other_storage
 from gpuopt.interop.to_torch import runs_of_groups
 from gpuopt.interop.torch_checks import (
     check_layout,
@@ -173,6 +173,7 @@ def optimizer_to_bitsandbytes(optimizer: Optimizer, variables: Sequence[Any]) ->
         raise ValueError(f'"{optimizer.get_name()}" has {option.name}, and bitsandbytes has not')
     if form.optimizer is MomentumOptimizer and optimizer.rule.name != "momentum":  # type: ignore[attr-defined]
         raise ValueError("bitsandbytes' SGD8bit has no Nesterov momentum")
+    refuse_other_storage(optimizer)
     named = named_variables(variables)
     if not named:
         raise ValueError("variables is empty, so there is no run to continue")

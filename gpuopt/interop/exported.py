@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.optimizer import Optimizer
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable
@@ -40,3 +41,26 @@ def names_with_slots(
         names = [variables[name].name for name in missing]
         raise ValueError(f'{names} have no slot "{slot_name}" yet, but other variables have one')
     return list(variables) if present else []
+
+
+def refuse_other_storage(optimizer: Optimizer) -> None:
+    """Raises ValueError for an optimizer that keeps numbers otherwise than torch's do."""
+    codecs = optimizer.slot_codecs
+    if codecs.masters is not None:
+        raise ValueError(
+            f'"{optimizer.get_name()}" has masters={codecs.masters!r}, and torch\'s optimizers '
+            "keep no master copies: export a run of float32 variables"
+        )
+    if codecs.slot_dtype is not None:
+        raise ValueError(
+            f'"{optimizer.get_name()}" has slot_dtype="{codecs.slot_dtype}", and torch\'s '
+            "optimizers keep states in the types of parameters: load its state_dict into an "
+            "optimizer without slot_dtype, and export that"
+        )
+    if optimizer.rounding is not None:
+        raise ValueError(
+            f'"{optimizer.get_name()}" has stochastic_rounding, and torch\'s optimizers round to '
+            "nearest: export a run of float32 variables"
+        )
+    for option in optimizer.stage_options:
+        raise ValueError(f'"{optimizer.get_name()}" has {option.name}, and torch has no such stage')

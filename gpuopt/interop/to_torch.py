@@ -16,6 +16,7 @@ from gpuopt.interop.exported import (
     States,
     names_with_slots,
     read_numbers,
+    refuse_other_storage,
 )
 from gpuopt.interop.from_torch import EpsilonOfTorch
 from gpuopt.interop.torch_checks import named_variables
@@ -63,25 +64,7 @@ def optimizer_to_torch(
     export = _EXPORTS.get(type(optimizer))
     if export is None:
         raise ValueError(f"{type(optimizer).__name__} has no counterpart in torch.optim")
-    codecs = optimizer.slot_codecs
-    if codecs.masters is not None:
-        raise ValueError(
-            f'"{optimizer.get_name()}" has masters={codecs.masters!r}, and torch\'s optimizers '
-            "keep no master copies: export a run of float32 variables"
-        )
-    if codecs.slot_dtype is not None:
-        raise ValueError(
-            f'"{optimizer.get_name()}" has slot_dtype="{codecs.slot_dtype}", and torch\'s '
-            "optimizers keep states in the types of parameters: load its state_dict into an "
-            "optimizer without slot_dtype, and export that"
-        )
-    if optimizer.rounding is not None:
-        raise ValueError(
-            f'"{optimizer.get_name()}" has stochastic_rounding, and torch\'s optimizers round to '
-            "nearest: export a run of float32 variables"
-        )
-    for option in optimizer.stage_options:
-        raise ValueError(f'"{optimizer.get_name()}" has {option.name}, and torch has no such stage')
+    refuse_other_storage(optimizer)
     named = named_variables(variables)
     if not named:
         raise ValueError("variables is empty, so there is no run to continue")

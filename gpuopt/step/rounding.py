@@ -39,8 +39,7 @@ class StochasticRounding(StageOption):
         Raises:
             TypeError: the seed is no whole number.
             ValueError: it is below 0 or has more than 63 bits, the rule has slots of rows, or there
-                are slots in 8 bits, or of their own type float32, or master copies with float32
-                slots.
+                are slots of their own type float32, or master copies without a type of slots.
         """
         if isinstance(given, bool) or not isinstance(given, Integral):
             raise TypeError(
@@ -66,11 +65,9 @@ class StochasticRounding(StageOption):
                 f'with slot_dtype="{slot_dtype}": leave one of them out, or give '
                 'slot_dtype="bfloat16"'
             )
-        elif codecs.coded:
-            problem = "with slot_bits=8: codes are rounded to nearest. Leave one of them out"
         if problem:
             raise ValueError(f"stochastic_rounding={given} cannot be had {problem}")
-        return cls(int(given), slot_dtype is not None)
+        return cls(int(given), any(codec.is_rounded for codec in codecs.values()))
 
     def rounds(self, dtype: np.dtype[Any]) -> bool:
         """Whether something is rounded in updates of variables of this type."""

@@ -84,6 +84,7 @@ inline void narrow(float value, Float16& stored) {
 //   num_arrays     how many arrays store the numbers,
 //   is_in_place    whether one array holds the numbers as rules compute with them, and no other,
 //   has_blocks     whether numbers are stored by blocks of codes with a scale,
+//   is_rounded     whether numbers are rounded at random first, where a rule asks for that,
 //   of(value)      a number as it is once stored (codecs of variables alone),
 //   View           the `size` numbers from a place of its arrays on: each may be read, and then
 //                  written once; `close` is called when all are written.
@@ -94,6 +95,7 @@ struct Plain {
   static constexpr int num_arrays = 1;
   static constexpr bool is_in_place = true;
   static constexpr bool has_blocks = false;
+  static constexpr bool is_rounded = false;
 
   static Real of(Real value) { return value; }
 
@@ -115,6 +117,7 @@ struct Cast {
   static constexpr int num_arrays = 1;
   static constexpr bool is_in_place = false;
   static constexpr bool has_blocks = false;
+  static constexpr bool is_rounded = std::is_same<Stored, Bfloat16>::value;
 
   static float of(float value) {
     Stored stored;
@@ -140,6 +143,7 @@ struct MasterAndCopy {
   static constexpr int num_arrays = 2;
   static constexpr bool is_in_place = false;
   static constexpr bool has_blocks = false;
+  static constexpr bool is_rounded = false;
 
   static float of(float value) { return value; }
 
@@ -165,6 +169,7 @@ struct Split {
   static constexpr int num_arrays = 2;
   static constexpr bool is_in_place = false;
   static constexpr bool has_blocks = false;
+  static constexpr bool is_rounded = false;
 
   static float of(float value) { return value; }
 
@@ -198,6 +203,7 @@ struct Coded {
   static constexpr int num_arrays = 2;
   static constexpr bool is_in_place = false;
   static constexpr bool has_blocks = true;
+  static constexpr bool is_rounded = false;
 
   struct View {
     float numbers[block_codes];

@@ -531,11 +531,8 @@ struct Update {
       const Real grad = Rule::gradient(gradient.read(i), numbered.number(i), scalars);
       Rule::apply(value, grad, slot, scalars);
       if constexpr (has_blocks) begin_anew(slot);
-      // What is stored in bfloat16 is rounded, and nothing else; the rule's own slots are of one
-      // type.
       if constexpr (Rule::is_rounded && !is_in_place)
-        numbered.template round<Rule, std::is_same<Var, Cast<Bfloat16>>::value>(
-            static_cast<int>(i), scalars, value, slot);
+        numbered.template round<Rule, IsRounded>(static_cast<int>(i), scalars, value, slot);
       Rule::follow(Var::of(value), slot, scalars);
       if (writes_var<Rule>) variable.write(i, value);
       // A slot that the rule only reads may begin anew, too.
@@ -545,6 +542,14 @@ struct Update {
     variable.close();
     (std::get<k>(slots).close(), ...);
   }
+
+  // For `Numbered::round`: an average is not counted.
+  struct IsRounded {
+    static constexpr bool of(int k) {
+      constexpr bool every[] = {Var::is_rounded, Slot::is_rounded...};
+      return every[k == 0 ? 0 : Rule::num_averages + k];
+    }
+  };
 
   // The coded slots of an element begin anew where one has no code.
   static inline void begin_anew(Real* slot) {

@@ -49,7 +49,7 @@ template <Caching caching, class Storage, int count>
 __device__ __forceinline__ void store_up_to(Storage* target, int at, int size,
                                             const Elements<Storage, count>& pack) {
   if (is_pack_aligned(target) && at + count <= size) {
-    store_pack<caching>(target + at, pack);
+    store<caching, true>(target + at, pack);
     return;
   }
 #pragma unroll

@@ -49,9 +49,11 @@ __device__ __forceinline__ void prepare_codes() {
   __syncthreads();
 }
 
-// How many arrays an update writes: a variable, an average if there is one, codes and scales.
+// How many arrays an update writes: a variable, an average if there is one, codes and scales, and
+// what is beside the variable.
 template <class Program>
-constexpr int num_coded_arrays = 1 + 2 * Program::num_slots - Program::num_averages;
+constexpr int num_coded_arrays =
+    1 + 2 * Program::num_slots - Program::num_averages + BesideOf<Program>::num_arrays;
 
 // A variable, its average if the rule moves one, the codes of its slots, and their scales.
 template <class Program>
@@ -60,10 +62,12 @@ struct CodedTarget : Numbered {
   float* average = nullptr;
   Slots<Program, unsigned char> codes;  // from `Program::num_averages` on
   Slots<Program, float> scales;
+  BesideArray<BesideOf<Program>> beside;
 
-  // `arrays` holds the variable's address, that of the average, those of all codes, and then those
-  // of all scales.
-  __device__ __forceinline__ explicit CodedTarget(const long long* arrays) {
+  // `arrays` holds the variable's address, that of the average, those of all codes, then those of
+  // all scales, and that of what is beside the variable.
+  __device__ __forceinline__ explicit CodedTarget(const long long* arrays)
+      : beside(arrays + 1 + 2 * Program::num_slots - Program::num_averages) {
     constexpr int first = Program::num_averages;
     var = reinterpret_cast<VarOf<Program>*>(arrays[0]);
     if constexpr (Program::num_averages > 0) average = reinterpret_cast<float*>(arrays[1]);
@@ -77,7 +81,7 @@ struct CodedTarget : Numbered {
   // Whether lanes' elements are packs of the variable and of its codes, if their first one's
   // number is a multiple of lane_codes.
   __device__ __forceinline__ bool has_packs() const {
-    bool aligned = is_pack_aligned(var);
+    bool aligned = is_pack_aligned(var) & beside.is_aligned();
     if constexpr (Program::num_averages > 0) aligned &= is_pack_aligned(average);
 #pragma unroll
     for (int k = Program::num_averages; k < Program::num_slots; ++k) {
@@ -150,7 +154,7 @@ __device__ __forceinline__ void store_lane(Element* to, int count, bool is_packe
       Elements<Element, pack> some;
 #pragma unroll
       for (int k = 0; k < pack; ++k) some.of[k] = elements[first + k];
-      store_pack<caching>(to + first, some);
+      store<caching>(to + first, some);
     }
   } else {
 #pragma unroll
@@ -160,6 +164,49 @@ __device__ __forceinline__ void store_lane(Element* to, int count, bool is_packe
     }
   }
 }
+
+// The weights of a lane's elements.
+template <class Program>
+struct LaneWeights {
+  static constexpr int pack = lane_pack<VarOf<Program>>;
+
+  Weights<Program, pack> packs[lane_codes / pack];
+
+  // What is not there becomes 0.
+  __device__ __forceinline__ void load_from(const CodedTarget<Program>& target, bool is_packed,
+                                            const LanePart& part) {
+    if (is_packed) {
+#pragma unroll
+      for (int k = 0; k < lane_codes / pack; ++k) packs[k].load_from(target, part.begin + k * pack);
+    } else {
+#pragma unroll
+      for (int i = 0; i < lane_codes; ++i) {
+        Weights<Program, 1> one = {};
+        if (i < part.count) one.load_from(target, part.begin + i);
+        set(i, one.get(0));
+      }
+    }
+  }
+
+  __device__ __forceinline__ float get(int i) const { return packs[i / pack].get(i % pack); }
+  __device__ __forceinline__ void set(int i, float value) { packs[i / pack].set(i % pack, value); }
+
+  __device__ __forceinline__ void store_to(const CodedTarget<Program>& target, bool is_packed,
+                                           const LanePart& part) const {
+    if (is_packed) {
+#pragma unroll
+      for (int k = 0; k < lane_codes / pack; ++k)
+        packs[k].template store_to<true>(target, part.begin + k * pack);
+    } else {
+#pragma unroll
+      for (int i = 0; i < lane_codes; ++i) {
+        Weights<Program, 1> one;
+        one.set(0, get(i));
+        if (i < part.count) one.store_to(target, part.begin + i);
+      }
+    }
+  }
+};
 
 // The codes of a lane's elements, four in each word.
 using LaneCodes = Elements<unsigned int, lane_codes / 4>;
@@ -259,7 +306,7 @@ struct CodedState : Numbered {
   using Codes = typename Program::Codes;
   static_assert(sizeof(RealOf<Program>) == sizeof(float), "codes stand for float");
 
-  VarOf<Program> var[lane_codes];
+  LaneWeights<Program> weights;
   float average[Program::num_averages > 0 ? lane_codes : 1];
   LaneCodes codes[slot_capacity<Program>];  // as they were loaded
   float scales[slot_capacity<Program>];
@@ -282,7 +329,7 @@ struct CodedState : Numbered {
 
   __device__ __forceinline__ void load_from(const CodedTarget<Program>& target, bool is_packed,
                                             const LanePart& part) {
-    load_lane<Caching::normal>(target.var + part.begin, part.count, is_packed, var);
+    weights.load_from(target, is_packed, part);
     if constexpr (Program::num_averages > 0) {
       load_lane<Caching::evict_first>(target.average + part.begin, part.count, is_packed, average);
     }
@@ -306,14 +353,18 @@ struct CodedState : Numbered {
                                          const ScalarsOf<Program>& scalars) {
 #pragma unroll
     for (int i = 0; i < lane_codes; ++i) {
-      float value = static_cast<float>(var[i]);
+      float value = weights.get(i);
       float slot[slot_capacity<Program>];
       decode_element(i, slot);
       if constexpr (Program::num_averages > 0) slot[0] = average[i];
       const float grad = Program::gradient(gradient[i], number(i), scalars);
       Program::apply(value, grad, slot, scalars);
-      var[i] = VarOf<Program>(value);
-      Program::follow(static_cast<float>(var[i]), slot, scalars);
+      if constexpr (Program::is_rounded)
+        this->template round<Program, IsRoundedAlike<drops_bits_of_var<Program>, false>>(
+            i, scalars, value, slot);
+      weights.set(i, value);
+      if constexpr (drops_bits_of_var<Program>) value = weights.get(i);
+      Program::follow(value, slot, scalars);
       if constexpr (Program::num_averages > 0) average[i] = slot[0];
 #pragma unroll
       for (int k = Program::num_averages; k < Program::num_slots; ++k) {
@@ -363,7 +414,7 @@ struct CodedState : Numbered {
       decode_element(i, slot);
       float terms[num_sums];
       const float grad = Program::gradient(gradient[i], number(i), scalars);
-      Program::terms(static_cast<float>(var[i]), grad, slot, scalars, terms);
+      Program::terms(weights.get(i), grad, slot, scalars, terms);
 #pragma unroll
       for (int k = 0; k < num_sums; ++k) sums[k] += i < count ? terms[k] : 0;
     }
@@ -372,7 +423,7 @@ struct CodedState : Numbered {
   // Every lane of the block must call it.
   __device__ __forceinline__ void store_to(const CodedTarget<Program>& target, bool is_packed,
                                            const LanePart& part, const Lanes& lanes) const {
-    store_lane<Caching::normal>(target.var + part.begin, part.count, is_packed, var);
+    weights.store_to(target, is_packed, part);
     if constexpr (Program::num_averages > 0) {
       store_lane<Caching::evict_first>(target.average + part.begin, part.count, is_packed, average);
     }

@@ -27,6 +27,12 @@ GPUOPT_INLINE void round_by(float& value, unsigned int random) {
   memcpy(&value, &bits, sizeof bits);
 }
 
+// Which arrays are rounded, for `Numbered::round`: the variable, and all slots or none.
+template <bool is_var, bool are_slots>
+struct IsRoundedAlike {
+  GPUOPT_INLINE static constexpr bool of(int k) { return k == 0 ? is_var : are_slots; }
+};
+
 // Elements that follow each other in their variable. Compilers drop the number if nothing uses it.
 struct Numbered {
   long long first = 0;         // the number of the first one
@@ -39,9 +45,9 @@ struct Numbered {
   }
 
   // Rounds what the rule made of element number `i` from the first one on: array number `k`, where
-  // the variable is 0 and slots follow, by 16 bits of word number `k / 4` of the element's. The
-  // variable may be left as it is; an average, which is before the slots, is.
-  template <class Rule, bool is_var_rounded, class Scalars>
+  // the variable is 0 and slots follow, by 16 bits of word number `k / 4` of the element's, if
+  // `IsRounded::of(k)`. An average, which is before the slots, stays as it is.
+  template <class Rule, class IsRounded, class Scalars>
   GPUOPT_INLINE void round(int i, const Scalars& s, float& var, float* slot) const {
     constexpr int num_slots = Rule::num_slots - Rule::num_averages;
     constexpr int words = (num_slots + 4) / 4;
@@ -50,12 +56,13 @@ struct Numbered {
     const unsigned long long state =
         key + static_cast<unsigned long long>(first) * (words * golden) + (i * words + 1) * golden;
     unsigned long long random = mix(state);
-    if (is_var_rounded) round_by(var, random & 0xffffu);
+    if (IsRounded::of(0)) round_by(var, random & 0xffffu);
 #pragma unroll
     for (int k = 1; k <= num_slots; ++k) {
       if (k % 4 == 0) random = mix(state + k / 4 * golden);
-      round_by(slot[Rule::num_averages + k - 1],
-               static_cast<unsigned int>(random >> k % 4 * 16) & 0xffffu);
+      if (IsRounded::of(k))
+        round_by(slot[Rule::num_averages + k - 1],
+                 static_cast<unsigned int>(random >> k % 4 * 16) & 0xffffu);
     }
   }
 

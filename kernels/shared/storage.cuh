@@ -78,7 +78,9 @@ __device__ __forceinline__ void load(const Storage* at, Elements<Storage, count>
   memcpy(&elements, &bits, sizeof bits);
 }
 
-template <Caching caching, class Storage, int count>
+// By an intrinsic where there are two places for elements: of an assignment to one of them, the
+// compiler makes several stores.
+template <Caching caching, bool by_intrinsic = false, class Storage, int count>
 __device__ __forceinline__ void store(Storage* at, const Elements<Storage, count>& elements) {
   using Bits = typename BitsOf<sizeof elements>::type;
   Bits bits;
@@ -86,23 +88,11 @@ __device__ __forceinline__ void store(Storage* at, const Elements<Storage, count
   Bits* address = reinterpret_cast<Bits*>(at);
   if constexpr (caching == Caching::evict_first) {
     __stcs(address, bits);
+  } else if constexpr (by_intrinsic) {
+    __stwb(address, bits);
   } else {
     __builtin_assume(__isGlobal(address));
     *address = bits;
-  }
-}
-
-// Stores a pack. By an intrinsic, as the compiler makes several stores of an assignment to one of
-// two places.
-template <Caching caching, class Element, int count>
-__device__ __forceinline__ void store_pack(Element* to, const Elements<Element, count>& elements) {
-  if constexpr (caching == Caching::normal) {
-    using Bits = typename BitsOf<sizeof elements>::type;
-    Bits bits;
-    memcpy(&bits, &elements, sizeof bits);
-    __stwb(reinterpret_cast<Bits*>(to), bits);
-  } else {
-    store<caching>(to, elements);
   }
 }
 

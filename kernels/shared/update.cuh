@@ -30,11 +30,13 @@ struct BesideArray {
   __device__ __forceinline__ bool begins_packs_with(const VarOf<Program>* var) const {
     return offset_in_pack<Program>(array) == offset_in_pack<Program>(var);
   }
+  __device__ __forceinline__ bool is_aligned() const { return is_pack_aligned(array); }
 };
 template <>
 struct BesideArray<Alone> {
   __device__ __forceinline__ explicit BesideArray(const long long*) {}
   __device__ __forceinline__ void move(long long) {}
+  __device__ __forceinline__ bool is_aligned() const { return true; }
 
   template <class Program>
   __device__ __forceinline__ bool begins_packs_with(const VarOf<Program>*) const {
@@ -188,9 +190,9 @@ struct Weights {
   __device__ __forceinline__ Real get(int i) const { return Real(var.of[i]); }
   __device__ __forceinline__ void set(int i, Real value) { var.of[i] = VarOf<Program>(value); }
 
-  template <class Target>
+  template <bool by_intrinsic = false, class Target>
   __device__ __forceinline__ void store_to(const Target& target, long long at) const {
-    store<Caching::normal>(target.var + at, var);
+    store<Caching::normal, by_intrinsic>(target.var + at, var);
   }
 };
 
@@ -207,13 +209,13 @@ struct Weights<Program, count, Copied<Copy>> {
   __device__ __forceinline__ float get(int i) const { return var.of[i]; }
   __device__ __forceinline__ void set(int i, float value) { var.of[i] = value; }
 
-  template <class Target>
+  template <bool by_intrinsic = false, class Target>
   __device__ __forceinline__ void store_to(const Target& target, long long at) const {
     store<Caching::evict_first>(target.var + at, var);
     Elements<Copy, count> copy;
 #pragma unroll
     for (int i = 0; i < count; ++i) copy.of[i] = Copy(var.of[i]);
-    store<Caching::normal>(target.beside.array + at, copy);
+    store<Caching::normal, by_intrinsic>(target.beside.array + at, copy);
   }
 };
 
@@ -243,9 +245,9 @@ struct Weights<Program, count, Split> {
     remainder.of[i] = halves.remainder;
   }
 
-  template <class Target>
+  template <bool by_intrinsic = false, class Target>
   __device__ __forceinline__ void store_to(const Target& target, long long at) const {
-    store<Caching::normal>(reinterpret_cast<unsigned short*>(target.var) + at, var);
+    store<Caching::normal, by_intrinsic>(reinterpret_cast<unsigned short*>(target.var) + at, var);
     store<Caching::evict_first>(target.beside.array + at, remainder);
   }
 };
@@ -275,7 +277,8 @@ struct State : Numbered {
     change([&](int i, Real& value, Real* slot) {
       Program::apply(value, read(i, gradient, scalars), slot, scalars);
       if constexpr (Program::is_rounded)
-        this->template round<Program, drops_bits_of_var<Program>>(i, scalars, value, slot);
+        this->template round<Program, IsRoundedAlike<drops_bits_of_var<Program>, true>>(
+            i, scalars, value, slot);
       constexpr bool is_cut = drops_bits_of_var<Program> && !Program::is_rounded;
       Program::follow(is_cut ? Real(VarOf<Program>(value)) : value, slot, scalars);
     });

@@ -453,8 +453,6 @@ def test_what_would_not_stay_in_step_is_refused_by_name() -> None:
     refused(shared, adam(), ValueError, '"both" has a master copy under another optimizer')
     with pytest.raises(ValueError, match="catch_up=True cannot be had with masters='float32'"):
         adam(catch_up=True)
-    with pytest.raises(ValueError, match="masters='float32' cannot be had with slot_bits=8"):
-        adam(slot_bits=8)
     halved = gpuopt.AdamOptimizer(masters="remainder")
     half = Variable(np.ones(3, np.float16), name="half")
     refused(half, halved, ValueError, '"half" is float16, and only bfloat16 variables')

@@ -244,12 +244,10 @@ def test_what_cannot_be_rounded_so_is_refused_by_name() -> None:
     for seed in (-1, 2**63):
         with pytest.raises(ValueError, match="stochastic_rounding must be a seed from 0 to"):
             adam(seed)
-    for options, why in (
-        ({"masters": "float32"}, "with masters='float32'"),
-        ({"slot_bits": 8}, "with slot_bits=8"),
-    ):
-        with pytest.raises(ValueError, match=f"stochastic_rounding=11 cannot be had {why}"):
-            adam(**options)
+    why = "stochastic_rounding=11 cannot be had with masters='float32'"
+    for options in ({}, {"slot_bits": 8}):
+        with pytest.raises(ValueError, match=why):
+            adam(masters="float32", **options)
     with pytest.raises(ValueError, match="catch_up=True cannot be had with stochastic_rounding"):
         adam(catch_up=True)
     half = Variable(np.ones(3, np.float16), name="half")

@@ -215,6 +215,16 @@ def kernels_of_codes() -> list[Kernel]:
             if rule is not clipped(of_two):
                 is_scaled = rule.is_scaled
                 listed.append(kernels.update_other_coded_rows(rule, codecs, storage, is_scaled))
+    with_masters = Mixed("float32", "float32", "bfloat16", "bfloat16")
+    with_remainders = Mixed("bfloat16", "bfloat16", "bfloat16", SPLIT)
+    for rule, storage in (
+        (of_two, with_masters),
+        (of_two, with_remainders),
+        (rounded(of_two), "bfloat16"),
+    ):
+        codecs = coded(rule)
+        listed.append(kernels.coded_update(rule, codecs, storage))
+        listed.append(kernels.update_coded_rows(rule, codecs, storage, "uint32"))
     sums = cautious(by_name["adam"])
     of_squares = coded(by_name["adam"], "bitsandbytes")
     return [

@@ -12,7 +12,7 @@ from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.codecs import Cast, Codec, Codecs
 from gpuopt.rules.moving_average import AVERAGE_WEIGHT, follow
-from gpuopt.rules.rounded import BFLOAT16, round_at_random
+from gpuopt.rules.rounded import round_at_random
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -87,25 +87,24 @@ def update_tile(
     average = values[1].copy() if rounding is not None and rounding.is_averaged else None
     form.apply(values, grad, [each[:size] for each in buffers], numbers)
     if rounding is not None:
-        _round(codecs, real, values, average, numbers.within(), rounding)
+        _round(codecs, values, average, numbers.within(), rounding)
     codecs.encode(values, arrays)
 
 
 def _round(
     codecs: Codecs,
-    real: np.dtype[Any],
     values: Sequence[Array],
     average: Array | None,
     numbers: Array,
     rounding: Rounding,
 ) -> None:
-    """Rounds the numbers that are stored in bfloat16.
+    """Rounds the numbers whose codecs are for numbers rounded at random.
 
     An average follows the rounded variable. The rule has moved it towards the variable before
     rounding, so it moves again from `average`, its value before the rule.
     """
     own = [0, *range(1 + rounding.is_averaged, len(values))]
-    chosen = [values[k] if codecs.every[k] == Cast(BFLOAT16, real) else None for k in own]
+    chosen = [values[k] if codecs.every[k].is_rounded else None for k in own]
     for k, rounded in zip(own, round_at_random(chosen, numbers, rounding.scalars), strict=True):
         if rounded is not None:
             values[k][:] = rounded

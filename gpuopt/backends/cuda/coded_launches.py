@@ -25,7 +25,8 @@ class CodedLaunches(SparseLaunches):
         width, num_slots = self._kind.tables.width, len(self._kind.rule.slots)
         of_scales = self._blocks_per_row() * np.dtype(np.float32).itemsize
         codes, scales = [width] * num_slots, [of_scales] * num_slots
-        return [width * self._kind.codecs.var.dtypes[0].itemsize, *codes, *scales]
+        var, *beside = [width * dtype.itemsize for dtype in self._kind.codecs.var.dtypes]
+        return [var, *codes, *scales, *beside]
 
     def _blocks_per_row(self) -> int:
         return -(-self._kind.tables.width // BLOCK)

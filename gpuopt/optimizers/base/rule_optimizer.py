@@ -133,15 +133,15 @@ class RuleOptimizer(Optimizer):
             those of 16-bit variables in float32, without `stochastic_rounding`. It goes
             together with neither `slot_bits=8` nor slots that have a number for each row;
             `masters`, "float32" to keep a master copy of each float16 or bfloat16 variable in
-            a slot "master", and all other slots in float32, too, or by `slot_dtype`: a step
+            a slot "master", and all other slots in float32, too, or by `slot_dtype` or
+            `slot_bits`: a step
             updates the copy, and rounds it to the variable. What is assigned to one of the two
             goes to both. "remainder" to keep only the 16 bits of the copy that a bfloat16
-            variable, rounded half up, does not have.
-            Neither goes together with `slot_bits=8`;
+            variable, rounded half up, does not have;
             `stochastic_rounding`, a seed, to round what is written to bfloat16 variables and
             slots up or down at random, with the number itself as the mean. The random bits
             depend on seed, count of steps, element and slot alone. It goes together with
-            `masters` if there is a `slot_dtype`, and not with `slot_bits=8`;
+            `masters` if there is a `slot_dtype`. Slots in 8 bits are rounded to nearest;
             `slot_dtype` and `masters` may also be given as types, as `np.float32`;
             `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
             step, for the variables that have a gradient: with the same values, and mostly in

@@ -58,7 +58,7 @@ def slot_codecs_of(
         codec = codec_of(_checked_slot_dtype(slot_dtype, rule, slot_bits), _FLOAT)
         codecs.update(dict.fromkeys(rule.slots, codec))
     if masters is not None:
-        codecs[MASTER] = _OF_MASTERS[_checked_masters(masters, slot_bits)]
+        codecs[MASTER] = _OF_MASTERS[_checked_masters(masters)]
     return codecs
 
 
@@ -97,16 +97,11 @@ def _checked_slot_dtype(given: Any, rule: UpdateRule, slot_bits: SlotBits) -> np
     return _TYPES[name]
 
 
-def _checked_masters(given: Any, slot_bits: SlotBits) -> str:
+def _checked_masters(given: Any) -> str:
     known = get_args(Masters)
     name: str = _name_of_dtype(given)
     if not is_one_of(name, known):
         raise ValueError(f"masters must be None or one of {list(known)}, got {given!r}")
-    if slot_bits == 8:
-        raise ValueError(
-            f"masters={given!r} cannot be had with slot_bits=8: slots beside master copies are "
-            "float32. Leave one of them out"
-        )
     return name
 
 

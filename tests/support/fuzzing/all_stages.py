@@ -69,13 +69,12 @@ class Form:
             self.is_coded = choose([True, False, False])
         if self.is_coded:
             self.options["slot_bits"] = 8
-            return
         if narrow and choose([True, False]):
             only_bfloat16 = np.float16 not in dtypes
             names = ["float32", np.float32, *(["remainder"] if only_bfloat16 else [])]
             self.options["masters"] = choose(names)
-        has_slots = bool(KINDS[kind].slots)
-        if has_slots and np.float64 not in dtypes and choose([True, False, False]):
+        takes_dtype = bool(KINDS[kind].slots) and not self.is_coded
+        if takes_dtype and np.float64 not in dtypes and choose([True, False, False]):
             self.options["slot_dtype"] = choose(["bfloat16", BFLOAT16])
         if program.follows != "inside" and choose([True, False]):
             is_wide = "masters" in self.options or np.float16 not in dtypes

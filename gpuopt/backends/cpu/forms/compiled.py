@@ -15,8 +15,7 @@ from gpuopt.backends.cpu.compiler import build, why_not_compiled
 from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.row_groups import RowGroups, group_rows
-from gpuopt.codecs import Cast, Codec, Codecs, Plain
-from gpuopt.rules.rounded import BFLOAT16
+from gpuopt.codecs import Codec, Codecs, Plain
 from gpuopt.rules.sources import kernel_root
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -290,8 +289,6 @@ def _library(
         return None  # the rule depends on the stored type, and these would be decoded copies
     if not is_plain and (rule.row_slots or stored.cpp is None):
         return None
-    if not codecs.are_plain and rule.is_rounded and not _are_all_rounded(rule, codecs):
-        return None
     source = _SOURCE.format(
         include=rule.include,
         definitions=stored.definitions,
@@ -304,12 +301,6 @@ def _library(
     if library is not None:
         getattr(library, f"update_{walk}").restype = None
     return library
-
-
-def _are_all_rounded(rule: UpdateRule, codecs: Codecs) -> bool:
-    """Whether all of the rule's own slots are bfloat16: C++ rounds all of them at random."""
-    own = codecs.slots[rule.is_averaged :]
-    return {each.cpp for each in own} <= {Cast(BFLOAT16, np.dtype(np.float32)).cpp}
 
 
 class RowArguments:

@@ -109,7 +109,7 @@ def _of_coded_update(
     return Kernel(
         function,
         {
-            "variables": coded_variables(rule),
+            "variables": coded_variables(rule, storage),
             **_CHUNKS,
             "groups": GROUPS,
             **given_scalars(rule, storage, True),

@@ -99,14 +99,14 @@ def _num_arrays(rule: UpdateRule, storage: Storage) -> int:
     return 1 + len(rule.slots) + num_beside(storage)
 
 
-def coded_variables(rule: UpdateRule) -> Pointer:
-    """The sizes and widths of variables, and the addresses of each, its codes and its scales."""
-    return Pointer("int64", struct_of(CodedVariable, count=_num_coded_arrays(rule)))
+def coded_variables(rule: UpdateRule, storage: Storage) -> Pointer:
+    """The sizes and widths of variables, and the addresses of the arrays of each."""
+    return Pointer("int64", struct_of(CodedVariable, count=_num_coded_arrays(rule, storage)))
 
 
-def coded_arrays(rule: UpdateRule) -> Struct:
-    """The addresses of a variable, its codes and its scales."""
-    return struct_of(Arrays, count=_num_coded_arrays(rule))
+def coded_arrays(rule: UpdateRule, storage: Storage) -> Struct:
+    """The addresses of a variable, its codes and their scales, and what is beside it."""
+    return struct_of(Arrays, count=_num_coded_arrays(rule, storage))
 
 
 def cpp_codes(codecs: Sequence[Coded]) -> str:
@@ -114,6 +114,6 @@ def cpp_codes(codecs: Sequence[Coded]) -> str:
     return f"gpuopt::CodesOf<{', '.join(each.cpp_code for each in codecs)}>"
 
 
-def _num_coded_arrays(rule: UpdateRule) -> int:
+def _num_coded_arrays(rule: UpdateRule, storage: Storage) -> int:
     """Returns how many arrays there are, if all slots that may be in 8 bits are: with scales."""
-    return 1 + len(rule.slots) + len(rule.eight_bit)
+    return _num_arrays(rule, storage) + len(rule.eight_bit)

@@ -131,7 +131,7 @@ def update_coded_rows(
     return Kernel(
         "update_coded_rows",
         {
-            **_of_sorted_rows(coded_arrays(rule), storage, key),
+            **_of_sorted_rows(coded_arrays(rule, storage), storage, key),
             **given_scalars(rule, storage, True),
             "touched": _TOUCHED,
             "refused": REFUSED,
@@ -151,7 +151,7 @@ def update_other_coded_rows(
     return Kernel(
         "update_other_coded_rows",
         {
-            "arrays": coded_arrays(rule),
+            "arrays": coded_arrays(rule, storage),
             **_of_other_rows(rule, storage, has_groups),
             "refused": REFUSED,
         },
