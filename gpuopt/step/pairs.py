@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeAlias, overload
 
 import numpy as np
 
-from gpuopt.backends import backend_for, refuse_masked, to_device
+from gpuopt.backends import array_types, backend_for, refuse_masked, to_device
 from gpuopt.device import device_of
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.state.masters import refuse_split
@@ -236,44 +236,52 @@ def _pair(position: int, pair: Any) -> tuple[Any, Any]:
 
 
 def _checked_slices(slices: IndexedSlices, variable: Variable, takes_wide: bool) -> IndexedSlices:
-    name, shape = variable.name, variable.shape
+    shape = variable.shape
     if variable.constraint is not None:
         raise RuntimeError(
-            f'Cannot use a constraint function on a sparse variable: "{name}" has a constraint and '
-            "its gradient is IndexedSlices."
+            f'Cannot use a constraint function on a sparse variable: "{variable.name}" has a '
+            "constraint and its gradient is IndexedSlices."
         )
-    if variable.ndim == 0:
-        raise ValueError(f'gradient for "{name}" is IndexedSlices, but a scalar has no rows')
+    if not shape:
+        raise ValueError(
+            f'gradient for "{variable.name}" is IndexedSlices, but a scalar has no rows'
+        )
     try:
         slices.check()
     except (TypeError, ValueError) as error:
         raise_naming(f'gradient for "{variable.name}"', error)
     values, indices = slices.values, slices.indices
-    _check_dtype(values, variable, takes_wide)
+    if values.dtype != variable.dtype:
+        _check_dtype(values, variable, takes_wide)
     if values.shape[1:] != shape[1:]:
         raise ValueError(
-            f'gradient for "{name}" has rows of shape {values.shape[1:]} (values {values.shape}); '
-            f"the variable has rows of shape {shape[1:]} (shape {shape})"
+            f'gradient for "{variable.name}" has rows of shape {values.shape[1:]} (values '
+            f"{values.shape}); the variable has rows of shape {shape[1:]} (shape {shape})"
         )
-    if slices.dense_shape is not None and slices.dense_shape != shape:
+    dense_shape = slices.dense_shape
+    if dense_shape is not None and dense_shape != shape:
         raise ValueError(
-            f'gradient for "{name}" has dense_shape {slices.dense_shape}; the variable has shape '
+            f'gradient for "{variable.name}" has dense_shape {dense_shape}; the variable has shape '
             f"{shape}"
         )
-    most_rows = backend_for(variable.device).most_rows
+    device = variable.device
+    most_rows = backend_for(device).most_rows
     if most_rows is not None and indices.shape[0] > most_rows:
         raise ValueError(
-            f'gradient for "{name}" has {indices.shape[0]} rows; on {variable.device} it may have '
+            f'gradient for "{variable.name}" has {indices.shape[0]} rows; on {device} it may have '
             f"at most {most_rows}"
         )
-    if device_of(indices).kind == "cpu":
-        _check_rows(np.asarray(indices), variable)
-    return slices.replace(_on_device(values, variable), _on_device(indices, variable), shape)
+    indices_device = device_of(indices)
+    if indices_device.kind == "cpu":
+        _check_rows(np.asarray(indices), variable, shape[0])
+    are_arrays = array_types.issuperset((type(values), type(indices)))
+    if not (are_arrays and indices_device is device and device_of(values) is device):
+        values, indices = _on_device(values, variable), _on_device(indices, variable)
+    return slices.replace(values, indices, shape)
 
 
-def _check_rows(indices: np.ndarray[Any, Any], variable: Variable) -> None:
+def _check_rows(indices: np.ndarray[Any, Any], variable: Variable, height: int) -> None:
     """Raises IndexError for rows outside; a GPU checks those that it has itself."""
-    height = variable.shape[0]
     # As unsigned numbers, negative ones are greater than all others: one pass finds both.
     unsigned = indices.view(f"u{indices.itemsize}")
     if unsigned.size and unsigned.max() >= height:

@@ -240,6 +240,8 @@ class CpuBackend:
 
 def _first_positions(updates: Sequence[SparseUpdate]) -> list[int]:
     """Returns the sorted position of each table's first row; see `gpuopt.backends.row_order`."""
+    if len(updates) == 1:
+        return [0]
     tables: list[TableOfWidth] = []
     for plan, _, rows, *_ in updates:
         [(var, *_)] = plan.targets
