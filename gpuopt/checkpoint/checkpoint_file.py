@@ -26,6 +26,9 @@ from gpuopt.checkpoint.file_format import (
     FORMAT,
     FORMAT_VERSION,
     LATEST_TIME,
+    MOST_TENSORS,
+    SMALL_BYTES,
+    checksum_of,
     header_checksum,
     new_checksum,
 )
@@ -36,8 +39,12 @@ from gpuopt.locks import importing
 Array = np.ndarray[Any, Any]
 
 _ALIGNMENT_BYTES = 64
+_KEYS = {"dtype", "shape", "data_offsets"}
 _LINUX = sys.platform == "linux"
-_NAMES_BY_CODE = {code: name for name, code in DTYPES.items()}
+_TYPES_BY_CODE = {
+    code: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    for name, code in DTYPES.items()
+}
 
 
 class TensorForm(NamedTuple):
@@ -45,17 +52,6 @@ class TensorForm(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-
-
-class _Place(NamedTuple):
-    """Where in the file a tensor is, in bytes."""
-
-    offset: int
-    size: int
-
-    @property
-    def padded_size(self) -> int:
-        return -(-self.size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 class CheckpointFile:
@@ -74,12 +70,16 @@ class CheckpointFile:
     def __init__(self, path: Path, file: BinaryIO, header: Any) -> None:
         self.path = path
         self._file = file
+        self._known: dict[tuple[str, tuple[int, ...]], TensorForm] = {}
         metadata = header.metadata() or {}
         if metadata.get("format") != FORMAT:
             raise CheckpointError(f"{path} is a safetensors file, but not gpuopt's checkpoint")
-        self._check_header(header, metadata)
-        self.forms = {name: self._form(name, header) for name in header.offset_keys()}
-        self._places = self._found_places()
+        # safetensors has checked the header; it takes longer to tell what is in it.
+        begin, entries = self._read_entries()
+        names = header.offset_keys()
+        self._check_header(metadata, {name: entries[name] for name in names})
+        self.forms = {name: self._form(name, entries[name]) for name in names}
+        self._offsets, self._sizes = self._found_places(begin)
         self._checksums = self._read_checksums(metadata)
         self.description = json.loads(metadata["description"])
         self.saved_at = self._read_time(metadata)
@@ -136,22 +136,24 @@ class CheckpointFile:
         Raises:
             CheckpointError: their bytes are not those that were saved.
         """
-        wanted = list(names)
-        memory = _new_memory(sum(self._places[name].padded_size for name in wanted))
+        wanted = sorted(names, key=self._offsets.__getitem__)
+        memory = _new_memory(sum(_padded(self._sizes[name]) for name in wanted))
         tensors = {}
         start = 0
-        for name in wanted:
-            place, (shape, dtype) = self._places[name], self.forms[name]
-            stored = memory[start : start + place.size]
-            start += place.padded_size
-            self._read_into(self._file, stored, place.offset, name)
-            checksum = new_checksum()
-            checksum.update(stored.data)
-            self._compare(name, checksum)
-            try:
-                tensors[name] = stored.view(dtype).reshape(shape)
-            except ValueError as error:  # numpy has no such shape
-                raise CheckpointError(f'{self.path}: "{name}": {error}') from error
+        with self._buffered() as file:
+            position = -1
+            for name in wanted:
+                offset, size = self._offsets[name], self._sizes[name]
+                stored = memory[start : start + size]
+                start += _padded(size)
+                self._read_into(file, stored, offset if offset != position else None, name)
+                position = offset + size
+                self._compare(name, checksum_of(stored.data))
+                shape, dtype = self.forms[name]
+                try:
+                    tensors[name] = stored.view(dtype).reshape(shape)
+                except ValueError as error:  # numpy has no such shape
+                    raise CheckpointError(f'{self.path}: "{name}": {error}') from error
         return tensors
 
     def check(self, on_progress: Callable[[], None]) -> None:
@@ -161,58 +163,86 @@ class CheckpointFile:
             CheckpointError: their bytes are not those that were saved.
         """
         memory = np.empty(BUFFER_BYTES, np.uint8)
+        with self._buffered() as file:
+            # They stand in the file in this order, without gaps.
+            file.seek(min(self._offsets.values(), default=0))
+            for number, (name, size) in enumerate(self._sizes.items()):
+                if size <= SMALL_BYTES:
+                    part = memory[:size]
+                    self._read_into(file, part, None, name)
+                    self._compare(name, checksum_of(part.data))
+                else:
+                    checksum = new_checksum()
+                    for start in range(0, size, BUFFER_BYTES):
+                        part = memory[: min(BUFFER_BYTES, size - start)]
+                        self._read_into(file, part, None, name)
+                        checksum.update(part.data)
+                        on_progress()
+                    self._compare(name, checksum.hexdigest())
+                if number % MOST_TENSORS == 0:
+                    on_progress()
+
+    @contextmanager
+    def _buffered(self) -> Iterator[Any]:
         buffered = io.BufferedReader(self._file, BUFFER_BYTES)  # type: ignore[type-var]
         try:
-            for name, place in self._places.items():
-                checksum = new_checksum()
-                for start in range(0, place.size, BUFFER_BYTES):
-                    part = memory[: min(BUFFER_BYTES, place.size - start)]
-                    self._read_into(buffered, part, place.offset + start, name)
-                    checksum.update(part.data)
-                    on_progress()
-                self._compare(name, checksum)
+            yield buffered
         finally:
             buffered.detach()
 
-    def _compare(self, name: str, checksum: Any) -> None:
-        if checksum.hexdigest() != self._checksums[name]:
+    def _compare(self, name: str, checksum: str) -> None:
+        if checksum != self._checksums[name]:
             raise CheckpointError(f'{self.path} is damaged: the checksum of "{name}" does not fit')
 
-    def _read_into(self, file: Any, memory: Array, offset: int, name: str) -> None:
-        file.seek(offset)
-        done = 0
-        while done < memory.size:
-            try:
-                count = file.readinto(memory[done:].data)
-            except OSError as error:
-                raise CheckpointError(f'{self.path}: "{name}" cannot be read: {error}') from error
-            if not count:
-                raise CheckpointError(f'{self.path} is damaged: it ends within "{name}"')
-            done += count
+    def _read_into(self, file: Any, memory: Array, offset: int | None, name: str) -> None:
+        """Reads bytes from a place in the file, or from where it is."""
+        try:
+            if offset is not None:
+                file.seek(offset)
+            done = file.readinto(memory.data) if memory.size else 0
+        except OSError as error:
+            raise CheckpointError(f'{self.path}: "{name}" cannot be read: {error}') from error
+        if done < memory.size:
+            raise CheckpointError(f'{self.path} is damaged: it ends within "{name}"')
 
-    def _form(self, name: str, header: Any) -> TensorForm:
-        tensor = header.get_slice(name)
-        code = tensor.get_dtype()
-        if code not in _NAMES_BY_CODE:
+    def _read_entries(self) -> tuple[int, dict[str, Any]]:
+        """Returns where the header ends, and the dtype and the shape of each tensor."""
+        known: dict[Any, tuple[str, tuple[int, ...]]] = {}
+
+        # A dictionary and two lists for each tensor would set off Python's garbage collector again
+        # and again: tensors of one form have one tuple.
+        def compact(pairs: list[tuple[str, Any]]) -> Any:
+            entry = dict(pairs)
+            if entry.keys() != _KEYS or not isinstance(entry["dtype"], str):
+                return entry
+            form = entry["dtype"], tuple(entry["shape"])
+            return known.setdefault(form, form)
+
+        with self._buffered() as file:
+            file.seek(0)
+            length = int.from_bytes(file.read(8), "little")
+            return 8 + length, json.loads(file.read(length), object_pairs_hook=compact)
+
+    def _form(self, name: str, entry: tuple[str, tuple[int, ...]]) -> TensorForm:
+        code, shape = entry
+        if code not in _TYPES_BY_CODE:
             raise CheckpointError(f'{self.path}: "{name}" has the unknown dtype {code}')
-        dtype = np.dtype(ml_dtypes.bfloat16 if code == "BF16" else _NAMES_BY_CODE[code])
-        return TensorForm(tuple(tensor.get_shape()), dtype)
+        return self._known.setdefault(entry, TensorForm(shape, _TYPES_BY_CODE[code]))
 
-    def _found_places(self) -> dict[str, _Place]:
-        """Computes where each tensor begins: safetensors has checked that there are no gaps."""
-        self._file.seek(0)
-        offset = 8 + int.from_bytes(self._file.read(8), "little")
-        places = {}
+    def _found_places(self, begin: int) -> tuple[dict[str, int], dict[str, int]]:
+        """Computes where each tensor is, in bytes: offsets and sizes, without gaps."""
+        offsets, sizes = {}, {}
         for name, (shape, dtype) in self.forms.items():
-            places[name] = _Place(offset, math.prod(shape) * dtype.itemsize)
-            offset += places[name].size
-        return places
+            offsets[name] = begin
+            sizes[name] = math.prod(shape) * dtype.itemsize
+            begin += sizes[name]
+        if begin != os.fstat(self._file.fileno()).st_size:
+            raise CheckpointError(f"{self.path} is damaged: its tensors do not fill it")
+        return offsets, sizes
 
-    def _check_header(self, header: Any, metadata: dict[str, str]) -> None:
-        entries = []
-        for name in header.offset_keys():
-            tensor = header.get_slice(name)
-            entries.append([name, tensor.get_dtype(), tensor.get_shape()])
+    def _check_header(
+        self, metadata: dict[str, str], entries: dict[str, tuple[str, tuple[int, ...]]]
+    ) -> None:
         others = {key: text for key, text in metadata.items() if key != "header_checksum"}
         if metadata.get("header_checksum") != header_checksum(others, entries):
             raise CheckpointError(
@@ -259,6 +289,10 @@ def open_checkpoint(path: Path) -> Iterator[CheckpointFile]:
         _refuse_special_file(path, os.fstat(file.fileno()).st_mode)
         with CheckpointFile.opened(path, file) as checkpoint:
             yield checkpoint
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 @cache

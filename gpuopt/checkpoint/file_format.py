@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 import numpy as np
@@ -42,17 +43,33 @@ MOST_HEADER_BYTES = 100_000_000
 LATEST_TIME = 2**63 - 1
 # Bytes are copied, checksummed and written or read through a buffer that stays in the cache.
 BUFFER_BYTES = 1 << 20
+# A tensor of fewer bytes is written or read by one call.
+SMALL_BYTES = 1 << 16
+# How many tensors pass between two signs of progress, at most.
+MOST_TENSORS = 1024
 
 
-def header_checksum(metadata: Mapping[str, str], entries: Iterable[list[Any]]) -> str:
+def header_checksum(
+    metadata: Mapping[str, str], entries: Mapping[str, tuple[str, Sequence[int]]]
+) -> str:
     """Returns the checksum of everything in a header but itself.
 
     Args:
         metadata: The header's metadata, without "header_checksum".
-        entries: [name, dtype, shape] of each tensor, in the format's terms.
+        entries: The dtype and the shape of each tensor, in the format's terms, by its name.
     """
-    canonical = json.dumps([sorted(metadata.items()), sorted(entries)])
-    return str(_xxh3_64()(canonical.encode()).hexdigest())
+    # As json.dumps writes it, in a fifth of the time.
+    listed = []
+    for name in sorted(entries):
+        code, shape = entries[name]
+        listed.append(f'[{encode_basestring_ascii(name)}, "{code}", {list(shape)}]')
+    canonical = f"[{json.dumps(sorted(metadata.items()))}, [{', '.join(listed)}]]"
+    return checksum_of(canonical.encode())
+
+
+def checksum_of(content: bytes | memoryview) -> str:
+    """Returns what `hexdigest` of `new_checksum` returns of one piece."""
+    return str(_xxhash().xxh3_64_hexdigest(content))
 
 
 def new_checksum() -> Any:
@@ -60,12 +77,12 @@ def new_checksum() -> Any:
 
     The hash is to find damage, not forgeries, and to be faster than the disk.
     """
-    return _xxh3_64()()
+    return _xxhash().xxh3_64()
 
 
 @cache
-def _xxh3_64() -> Any:
+def _xxhash() -> Any:
     # Imported once, so that a signal handler may wait for the save of another thread: it could not
     # if it had stopped its own thread in the middle of an import.
     with importing:
-        return import_for("checkpoints", "xxhash", "checkpoints").xxh3_64
+        return import_for("checkpoints", "xxhash", "checkpoints")

@@ -206,6 +206,8 @@ def fitted(name: str, value: Array, named: Variable, place: Variable) -> Array:
     Raises:
         ValueError: its shape or dtype does not fit.
     """
+    if (value.dtype, value.shape) == (place.dtype, place.shape):
+        return value
     is_average = place.is_average or named.is_average or name.startswith(f"{place.name}/")
     if is_average and _is_kept_in_either(value.dtype, place.dtype):
         value = quietly(partial(value.astype, place.dtype))

@@ -6,9 +6,10 @@ Plain copies in host memory come last, by built-ins alone.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, MutableMapping
 from functools import partial
+from itertools import repeat
 from operator import setitem
 from typing import Any
 
@@ -55,8 +56,10 @@ class Undo:
     def __init__(self) -> None:
         self.is_finished = False
         self._assigned: list[Variable] = []
-        # Arrays in host memory, and what is copied to them at the end.
-        self._waiting: list[tuple[Variable, Array]] = []
+        # Variables in host memory, and what is copied to them at the end. No tuples: of many, they
+        # would set off Python's garbage collector again and again.
+        self._waiting: list[Variable] = []
+        self._values: list[Array] = []
         # What is written, and what undoes the write: noted before it, and called again if it was
         # interrupted.
         self._entries: list[tuple[Any, Callable[[], object]]] = []
@@ -80,7 +83,8 @@ class Undo:
         """
         if _is_plain_copy(variable, value):
             before_write([variable])
-            self._waiting.append((variable, value))
+            self._values.append(value)
+            self._waiting.append(variable)
             return
         kept = self.keep(variable)
         variable.overwrite(value)  # other writes may fail, and undo it
@@ -114,13 +118,15 @@ class Undo:
 
     def finish(self) -> None:
         """Makes the writes that wait; from then on nothing is undone."""
-        copies = [partial(setitem, each._array, ..., value) for each, value in self._waiting]
-        at_once([*copies, partial(setattr, self, "is_finished", True)])  # none of which can fail
+        arrays = [each._array for each in self._waiting]
+        copy: partial[Any] = partial(
+            deque, map(setitem, arrays, repeat(...), self._values), maxlen=0
+        )
+        at_once([copy, partial(setattr, self, "is_finished", True)])  # none of which can fail
 
     def written(self) -> list[Identity]:
         """Lists the identities of the variables that were overwritten."""
-        waiting = (variable for variable, _ in self._waiting)
-        return [variable.identity for variable in (*self._assigned, *waiting)]
+        return [variable.identity for variable in (*self._assigned, *self._waiting)]
 
     def put_back(self, error: BaseException) -> None:
         """Undoes everything, the last first; Ctrl-C does not end it.

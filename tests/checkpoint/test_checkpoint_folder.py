@@ -142,7 +142,7 @@ def test_a_shape_that_numpy_cannot_hold_is_a_checkpoint_error(tmp_path: Path) ->
         **{"format": file_format.FORMAT, "format_version": "1", "gpuopt_version": "0"},
         **{"saved_at": "1", "checksums": checksums, "description": '{"optimizers": []}'},
     }
-    checksum = file_format.header_checksum(header["__metadata__"], [["x", "F32", shape]])
+    checksum = file_format.header_checksum(header["__metadata__"], {"x": ("F32", shape)})
     header["__metadata__"]["header_checksum"] = checksum
     text = json.dumps(header).encode()
     (tmp_path / "m.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)

@@ -255,10 +255,10 @@ def test_a_deeply_nested_header_with_a_right_checksum_is_refused(
     with safe_open(str(model.path), "np") as opened:
         metadata = opened.metadata()
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        entries = [
-            [name, opened.get_slice(name).get_dtype(), opened.get_slice(name).get_shape()]
+        entries = {
+            name: (opened.get_slice(name).get_dtype(), opened.get_slice(name).get_shape())
             for name in tensors
-        ]
+        }
     del metadata["header_checksum"]
     metadata["description"] = "[" * 200_000 + "]" * 200_000
     metadata["header_checksum"] = file_format.header_checksum(metadata, entries)

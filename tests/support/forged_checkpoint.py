@@ -15,7 +15,7 @@ def forged(path: Path, **metadata: str) -> bytes:
     header = json.loads(content[8:end])
     changed = {**header.pop("__metadata__"), **metadata}
     del changed["header_checksum"]
-    entries = [[name, tensor["dtype"], tensor["shape"]] for name, tensor in header.items()]
+    entries = {name: (tensor["dtype"], tensor["shape"]) for name, tensor in header.items()}
     changed["header_checksum"] = file_format.header_checksum(changed, entries)
     text = json.dumps({"__metadata__": changed, **header}).encode()
     text += b" " * (-len(text) % 8)
