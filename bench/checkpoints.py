@@ -20,6 +20,8 @@ _TENSORS = 4
 _ELEMENTS = 10**9 // (3 * 4 * _TENSORS)
 _BYTES = 3 * 4 * _TENSORS * _ELEMENTS
 
+_MANY = 100_000
+
 
 class _Model:
     """Variables with Adam's slots, and the same arrays for plain safetensors."""
@@ -64,6 +66,51 @@ class _Model:
 
     def plain_restore(self) -> None:
         load_file(Path(self.folder.name, "plain.safetensors"))
+
+
+class _ManyVariables:
+    """Variables of a few elements, and the same arrays for plain safetensors."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        arrays = [np.full(8, i, np.float32) for i in range(_MANY)]
+        variables = [gpuopt.Variable(array, name=f"w{i}") for i, array in enumerate(arrays)]
+        self.saver = gpuopt.Saver(variables, max_to_keep=1)
+        self.tensors = {variable.name: variable.storage for variable in variables}
+
+    def save(self) -> None:
+        self.saver.save(Path(self.folder.name, "gpuopt"))
+
+    def plain_save(self) -> None:
+        save_file(self.tensors, Path(self.folder.name, "plain.safetensors"))
+
+    def restore(self) -> None:
+        self.saver.restore(Path(self.folder.name, "gpuopt"))
+
+    def plain_restore(self) -> None:
+        load_file(Path(self.folder.name, "plain.safetensors"))
+
+
+def _make_many_saved() -> Workload:
+    model = _ManyVariables()
+    return Workload(
+        "save_many_variables",
+        f"save {_MANY:,} variables of 8 elements",
+        4 * 8 * _MANY,
+        {"gpuopt": model.save, "safetensors": model.plain_save},
+    )
+
+
+def _make_many_restored() -> Workload:
+    model = _ManyVariables()
+    model.save()
+    model.plain_save()
+    return Workload(
+        "restore_many_variables",
+        f"restore {_MANY:,} variables of 8 elements from the page cache",
+        4 * 8 * _MANY,
+        {"gpuopt": model.restore, "safetensors": model.plain_restore},
+    )
 
 
 def _make_save() -> Workload:
@@ -114,4 +161,6 @@ OFFERS = (
     Offer("save_checkpoint", _make_save),
     Offer("delay_by_checkpoint", _make_delay),
     Offer("restore_checkpoint", _make_restore),
+    Offer("save_many_variables", _make_many_saved),
+    Offer("restore_many_variables", _make_many_restored),
 )

@@ -24,7 +24,7 @@ def value_and_gradients(
 ) -> tuple[Any, list[tuple[Gradient | None, Variable]]]:
     """Runs a loss once, and returns its value with what `Optimizer.compute_gradients` returns.
 
-        value, pairs = gpuopt.value_and_gradients(loss)
+        value, pairs = gpuopt.value_and_gradients(lambda: loss(inputs, targets))
         optimizer.apply_gradients(pairs)
 
     Args:
