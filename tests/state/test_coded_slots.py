@@ -120,7 +120,11 @@ def test_slots_beside_master_copies_are_restored_in_8_bits(
 
 
 @pytest.mark.parametrize("to", [{"masters": "float32"}, {"slot_dtype": "bfloat16"}], ids=str)
-@pytest.mark.parametrize("source", [{"slot_bits": 8}, {"masters": "float32"}], ids=str)
+@pytest.mark.parametrize(
+    "source",
+    [{"slot_bits": 8}, {"masters": "float32"}, {"slot_bits": 8, "masters": "float32"}],
+    ids=str,
+)
 def test_slots_of_float16_variables_pass_between_wider_forms_without_being_float16(
     source: dict[str, Any], to: dict[str, Any]
 ) -> None:
