@@ -182,21 +182,18 @@ def _split(argument: str) -> tuple[str, str]:
 
 
 def _bytes_measured(rule: str, names: Sequence[str], types: Sequence[int]) -> float:
-    """Returns what is moved of gradients, of variables, and of sums that gradients are added to.
+    """Returns what is read of gradients, and of variables.
 
     Args:
         rule: The rule, if variables are read.
         names: Those of the types.
-        types: The bytes of types: of the storage, and of what is added, if anything is.
+        types: The bytes of types: of the variable, slots, gradient, and what is beside it; or one.
     """
-    num_stored, var, gradient = 1, 0, types[0]
-    if rule and len(types) > 2:  # the whole of a variable that is kept in two parts
-        num_stored, gradient = 3 + ("Copied" in names) + ("Split" in names), types[2]
-        var = types[0] + 2 * ("Split" in names)
-    elif rule:
-        var = types[0]
-    added = types[num_stored:]
-    return var + gradient * (2 if added else 1) + sum(added)
+    if not rule:
+        return types[0]
+    gradient = types[2] if len(types) > 2 else types[0]
+    # The whole of a variable that is kept in two parts.
+    return types[0] + 2 * ("Split" in names) + gradient
 
 
 # ---- In the process on the stub driver

@@ -1,5 +1,5 @@
 // The norm of many arrays, and new arrays that are scaled by it.
-#include "shared/added_gradients.cuh"
+#include "shared/clipped_arrays.cuh"
 #include "shared/grid.cuh"
 #include "shared/loss_scaling.cuh"
 #include "shared/norms.cuh"
@@ -8,9 +8,8 @@ namespace gpuopt {
 
 // Returns the sum of squares of a chunk's elements, which are multiplied by `by` before, to all
 // threads of the block.
-template <class Decision, class Chunk, class Real = Compute<typename Chunk::Element>>
-__device__ __forceinline__ Real sum_chunk(const Chunk& chunk, Real by) {
-  using Storage = typename Chunk::Element;
+template <class Decision, class Storage, class Real = Compute<Storage>>
+__device__ __forceinline__ Real sum_chunk(const ClipChunk<Storage>& chunk, Real by) {
   constexpr int pack = pack_size<Storage>;
   Real places[pack] = {};
   for (int i = threadIdx.x * pack; i < chunk.size; i += clip_threads * pack) {
@@ -30,19 +29,18 @@ __device__ __forceinline__ Real sum_chunk(const Chunk& chunk, Real by) {
 // `only`; `arrays` are read if there are more. If sums are wide, those that floats cannot hold are
 // of numbers made smaller. With a decision, the sum is NaN where an element is not finite, and
 // there alone. Precondition: blocks have `clip_threads` threads.
-template <class Storage, class Given, bool are_wide, class Decision = NoDecision>
+template <class Storage, bool are_wide, class Decision = NoDecision>
 __device__ __forceinline__ void sum_chunks(const ClippedArray& only,
                                            const ClippedArray* __restrict__ arrays,
-                                           long long num_arrays, long long num_chunks,
-                                           const Adding& adding, double* sums,
+                                           long long num_arrays, long long num_chunks, double* sums,
                                            const Decision& decision = {}) {
   using Real = Compute<Storage>;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
-    const MeasuredChunk<Storage, Given> chunk(array_of(only, arrays, num_arrays, c), c, adding);
+    const ClipChunk<Storage> chunk(array_of(only, arrays, num_arrays, c), c);
     const Real sum_here = sum_chunk<Decision>(chunk, Real(1));
     double sum = static_cast<double>(sum_here);
     if (are_wide && sizeof(Real) == sizeof(float) && isinf(sum_here)) {
-      sum = static_cast<double>(sum_chunk<Decision>(chunk.again(), Real(made_smaller)));
+      sum = static_cast<double>(sum_chunk<Decision>(chunk, Real(made_smaller)));
       sum /= made_smaller * made_smaller;
     }
     if (threadIdx.x == 0) {
@@ -58,34 +56,31 @@ template <class Storage>
 __global__ void __launch_bounds__(clip_threads)
     sum_squares(const __grid_constant__ ClippedArray only, const ClippedArray* __restrict__ arrays,
                 long long num_arrays, long long num_chunks, double* __restrict__ sums) {
-  sum_chunks<Storage, AsTheyAre, false>(only, arrays, num_arrays, num_chunks, {}, sums);
+  sum_chunks<Storage, false>(only, arrays, num_arrays, num_chunks, sums);
 }
 
 // Adds the squares of gradients to a norm. The last launch of a step also makes results: `results`
-// is null before. `parts` is for a number of each chunk. If `Types::AddedGradient` is not
-// AsTheyAre, the gradients are of that type: they are added to sums, which are measured instead.
-template <class Types>
+// is null before. `parts` is for a number of each chunk.
+template <class Storage>
 __global__ void __launch_bounds__(clip_threads, 2)
     measure(const __grid_constant__ ClippedArray only, const ClippedArray* __restrict__ arrays,
-            long long num_arrays, long long num_chunks, const __grid_constant__ Adding adding,
-            double* parts, const __grid_constant__ ClipTotals totals,
-            const __grid_constant__ ClipRule rule, ClipResult* results) {
-  sum_chunks<StorageOf<Types>, typename Types::AddedGradient, true>(only, arrays, num_arrays,
-                                                                    num_chunks, adding, parts);
+            long long num_arrays, long long num_chunks, double* parts,
+            const __grid_constant__ ClipTotals totals, const __grid_constant__ ClipRule rule,
+            ClipResult* results) {
+  sum_chunks<Storage, true>(only, arrays, num_arrays, num_chunks, parts);
   finish_sums(parts, num_chunks, totals, rule, results);
 }
 
 // The same; the last launch of a step also decides about it.
-template <class Types>
+template <class Storage>
 __global__ void __launch_bounds__(clip_threads, 2)
     measure_and_decide(const __grid_constant__ ClippedArray only,
                        const ClippedArray* __restrict__ arrays, long long num_arrays,
-                       long long num_chunks, const __grid_constant__ Adding adding, double* parts,
+                       long long num_chunks, double* parts,
                        const __grid_constant__ ClipTotals totals,
                        const __grid_constant__ ClipRule rule, ClipResult* results,
                        const __grid_constant__ LossDecision decision) {
-  sum_chunks<StorageOf<Types>, typename Types::AddedGradient, true>(
-      only, arrays, num_arrays, num_chunks, adding, parts, decision);
+  sum_chunks<Storage, true>(only, arrays, num_arrays, num_chunks, parts, decision);
   finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 

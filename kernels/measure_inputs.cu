@@ -1,6 +1,6 @@
 // Measures gradients as `measure` does, and what a rule sums over its inputs, the variables and
 // these gradients, by the same launch.
-#include "shared/added_gradients.cuh"
+#include "shared/clipped_arrays.cuh"
 #include "shared/loss_scaling.cuh"
 #include "shared/update.cuh"
 #include "shared/variable_sums.cuh"
@@ -61,11 +61,10 @@ struct InputSums {
 
 // Returns the sums over a chunk, whose gradient is multiplied by `by` before, to all threads of the
 // block. What the rule sums is of the gradient within [-bound, bound].
-template <class Program, class Decision, class Chunk>
-__device__ __forceinline__ InputSums<Program> sum_inputs(const Chunk& chunk,
-                                                         const Target<VariablesOf<Program>>& target,
-                                                         RealOf<Program> bound,
-                                                         RealOf<Program> by) {
+template <class Program, class Decision>
+__device__ __forceinline__ InputSums<Program> sum_inputs(
+    const ClipChunk<GradientOf<Program>>& chunk, const Target<VariablesOf<Program>>& target,
+    RealOf<Program> bound, RealOf<Program> by) {
   using Real = RealOf<Program>;
   using Gradient = GradientOf<Program>;
   constexpr int pack = pack_size<Gradient>;
@@ -113,24 +112,23 @@ __device__ __forceinline__ double enlarged(double sum, int degree) {
 template <class Program, class Decision>
 __device__ __forceinline__ void sum_chunks_of_inputs(
     const ClippedArray& only, const ClippedArray* __restrict__ arrays, long long num_arrays,
-    long long num_chunks, const Adding& adding, const MeasuredVariable* __restrict__ variables,
-    double* squares, double* parts, unsigned int* num_done, double* __restrict__ sums_of,
-    const ClipRule& rule, const Decision& decision) {
+    long long num_chunks, const MeasuredVariable* __restrict__ variables, double* squares,
+    double* parts, unsigned int* num_done, double* __restrict__ sums_of, const ClipRule& rule,
+    const Decision& decision) {
   using Real = RealOf<Program>;
   constexpr int num_sums = Program::num_sums;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
     const long long number = num_arrays == 1 ? 0 : number_of_array(arrays, num_arrays, c);
     const ClippedArray& array = num_arrays == 1 ? only : arrays[number];
     const MeasuredVariable variable = variables[number];
-    const MeasuredChunk<GradientOf<Program>, typename Program::AddedGradient> chunk(array, c,
-                                                                                    adding);
+    const ClipChunk<GradientOf<Program>> chunk(array, c);
     const Target<VariablesOf<Program>> target =
         Target<VariablesOf<Program>>(variable.arrays).from(begin_of(array, c));
     const Real bound = Real(scaled(decision, variable.bound, rule));
     const InputSums<Program> sums = sum_inputs<Program, Decision>(chunk, target, bound, Real(1));
     InputSums<Program> smaller = sums;
     if (sizeof(Real) == sizeof(float) && !sums.are_finite()) {
-      smaller = sum_inputs<Program, Decision>(chunk.again(), target, bound, Real(made_smaller));
+      smaller = sum_inputs<Program, Decision>(chunk, target, bound, Real(made_smaller));
     }
     const double sum_here = isinf(sums.squares) ? enlarged(static_cast<double>(smaller.squares), 2)
                                                 : static_cast<double>(sums.squares);
@@ -164,12 +162,11 @@ template <class Program>
 __global__ void __launch_bounds__(clip_threads, 3)
     measure_inputs(const __grid_constant__ ClippedArray only,
                    const ClippedArray* __restrict__ arrays, long long num_arrays,
-                   long long num_chunks, const __grid_constant__ Adding adding,
-                   const MeasuredVariable* __restrict__ variables, double* parts_of_sums,
-                   unsigned int* num_done, double* sums, double* parts,
+                   long long num_chunks, const MeasuredVariable* __restrict__ variables,
+                   double* parts_of_sums, unsigned int* num_done, double* sums, double* parts,
                    const __grid_constant__ ClipTotals totals, const __grid_constant__ ClipRule rule,
                    ClipResult* results) {
-  sum_chunks_of_inputs<Program>(only, arrays, num_arrays, num_chunks, adding, variables, parts,
+  sum_chunks_of_inputs<Program>(only, arrays, num_arrays, num_chunks, variables, parts,
                                 parts_of_sums, num_done, sums, rule, NoDecision());
   finish_sums(parts, num_chunks, totals, rule, results);
 }
@@ -179,13 +176,12 @@ template <class Program>
 __global__ void __launch_bounds__(clip_threads, 3)
     measure_inputs_and_decide(const __grid_constant__ ClippedArray only,
                               const ClippedArray* __restrict__ arrays, long long num_arrays,
-                              long long num_chunks, const __grid_constant__ Adding adding,
-                              const MeasuredVariable* __restrict__ variables, double* parts_of_sums,
-                              unsigned int* num_done, double* sums, double* parts,
-                              const __grid_constant__ ClipTotals totals,
+                              long long num_chunks, const MeasuredVariable* __restrict__ variables,
+                              double* parts_of_sums, unsigned int* num_done, double* sums,
+                              double* parts, const __grid_constant__ ClipTotals totals,
                               const __grid_constant__ ClipRule rule, ClipResult* results,
                               const __grid_constant__ LossDecision decision) {
-  sum_chunks_of_inputs<Program>(only, arrays, num_arrays, num_chunks, adding, variables, parts,
+  sum_chunks_of_inputs<Program>(only, arrays, num_arrays, num_chunks, variables, parts,
                                 parts_of_sums, num_done, sums, rule, decision);
   finish_sums(parts, num_chunks, totals, rule, results, decision);
 }

@@ -49,26 +49,6 @@ class RuleInputs(NamedTuple):
     bounds: Sequence[float]
 
 
-class AddedGradients(NamedTuple):
-    """Gradients that are added to sums on a GPU as these are measured.
-
-    Attributes:
-        plan: Of the sums, and perhaps of others, from `Backend.plan_dense`.
-        gradients: An array for each sum, all of one dtype and of the sums' shapes. They share no
-            memory with the sums.
-        begins: Whether the sums begin: what was there before counts for nothing.
-        factors: From `Clips.factors`, of one norm: what gradients are multiplied by before; None
-            for 1.
-        divisor: What the sums are divided by then.
-    """
-
-    plan: Any
-    gradients: Sequence[Array]
-    begins: bool
-    factors: Array | None
-    divisor: float
-
-
 class DenseGradients(NamedTuple):
     """Gradients of one dtype.
 
@@ -77,15 +57,12 @@ class DenseGradients(NamedTuple):
         norms: The number of the norm that each belongs to; below 0 if it belongs to none.
         numbers: Where each stands in the step, for `LossScalings`.
         inputs: From `Clips.inputs`, of their variables; each gradient then belongs to a norm.
-        added: What `arrays`, contiguous sums in the type that rules compute in, are still without:
-            the call writes them, and each belongs to a norm.
     """
 
     arrays: Sequence[Array]
     norms: Sequence[int]
     numbers: Sequence[int] = ()
     inputs: RuleInputs | None = None
-    added: AddedGradients | None = None
 
     def positions(self) -> dict[int, list[int]]:
         """Lists the positions of the gradients of each norm, but for empty ones."""
@@ -134,7 +111,7 @@ class ClipLimits(NamedTuple):
 
 
 class Clips(Protocol):
-    """Norms of floating-point arrays of one device, which are only read, but for sums.
+    """Norms of floating-point arrays of one device, which are only read.
 
     An array's squares are added up in its compute type, in chunks of one size, and chunks in
     float64, always in the same order. A chunk whose sum float32 cannot hold has one nevertheless:

@@ -37,8 +37,7 @@ class ChosenUpdates:
         """
         self._every = every
         self.request = every.request
-        # `every.pairs()`, of which these are some, has finished the sums.
-        mine = every.request._replace(pairs=list(chosen), late_sums=None)
+        mine = every.request._replace(pairs=list(chosen))
         self._chosen = optimizer._checked_updates(mine) if chosen else None
         self.has_rows_on_a_gpu = every.has_rows_on_a_gpu
         self.created = every.created

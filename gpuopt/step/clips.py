@@ -28,8 +28,7 @@ from gpuopt.rules.clipped import CLIP_SCALARS, clipped
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch
-from gpuopt.step.late_sums import LateSums
-from gpuopt.step.request import Copies, StepRequest
+from gpuopt.step.request import Copies
 from gpuopt.variables.identity import Identity
 
 CLIP_NORM: Final = "clip_norm"
@@ -137,7 +136,6 @@ class GradientClips:
         of_groups: Sequence[Scalars],
         names: Sequence[str],
         unscale: float | None = None,
-        measures_rest: bool = False,
     ) -> StepClips:
         """Returns the clipping of one step.
 
@@ -148,7 +146,6 @@ class GradientClips:
             names: The groups' names.
             unscale: What all gradients are multiplied by before they are clipped, and that all are
                 to be measured; None if they are not scaled.
-            measures_rest: Whether those that belong to no norm are measured, too, if others are.
 
         Raises:
             ValueError: a function has returned a number below 0 or NaN, or both clip.
@@ -172,7 +169,7 @@ class GradientClips:
             shown[number] = norms[number] if is_asked_for else _NONE
             if norms[number] != _NONE:
                 limits.append(most)
-        for number in norms if limits and (self.sums_inputs or measures_rest) else ():
+        for number in norms if limits and self.sums_inputs else ():
             if norms[number] == _NONE:
                 norms[number] = len(limits)
                 limits.append(NO_LIMIT)
@@ -229,7 +226,7 @@ class StepClips:
         self,
         parts: Sequence[tuple[ClippedPart, Batch]],
         refused: Mapping[Device, Any],
-        request: StepRequest,
+        copies: Copies,
         sums_inputs: bool,
     ) -> None:
         """Computes the norms of gradients, before anything is written.
@@ -237,7 +234,7 @@ class StepClips:
         Args:
             parts: All gradients of the step, with what updates them.
             refused: By device, the row flag that kernels read.
-            request: The step's; its late sums are finished as they are measured.
+            copies: See `StepRequest`.
             sums_inputs: Whether what rules sum is computed with them, where that is possible.
         """
         self._sums_inputs = sums_inputs
@@ -245,7 +242,6 @@ class StepClips:
             return
         is_double = np.float64 in [batch.real for _, batch in parts]
         backends = {batch.device: batch.backend for _, batch in parts}
-        late_sums, copies = request.late_sums, request.copies
         identities = chain.from_iterable(part.identities() for part, _ in parts)
         if not copies.identities.issuperset(identities):
             copies = Copies()
@@ -258,23 +254,13 @@ class StepClips:
         self._num_alike = copies.number if are_alike else 1
         limits = ClipLimits(self._most, self._clips.form, is_double, self._unscale, num_copies)
         knows_scale = is_alone or bool(self._unscale)
-        by_device = {
-            device: [each for each in parts if each[1].device == device] for device in backends
-        }
-        every_dense = {
-            device: [
-                self._dense(*each, knows_scale, late_sums) for each in here if not each[0].is_sparse
-            ]
-            for device, here in by_device.items()
-        }
-        if late_sums is not None:
-            late_sums.finish()  # what is not added by a launch that measures
         sums = []
         for device, backend in backends.items():
-            dense = every_dense[device]
+            here = [each for each in parts if each[1].device == device]
+            dense = [self._dense(*each, knows_scale) for each in here if not each[0].is_sparse]
             sparse = [
                 self._sparse(*each)
-                for each in by_device[device]
+                for each in here
                 if each[0].is_sparse and self._norm_of(each[1].scalar_groups[0]) != _NONE
             ]
             flag = refused.get(device)
@@ -374,16 +360,13 @@ class StepClips:
         """Returns the number of the norm of a parameter group's gradients."""
         return self._norms.get(group % self._num_groups, self._norms[0])
 
-    def _dense(
-        self, part: ClippedPart, batch: Batch, knows_scale: bool, late_sums: LateSums | None
-    ) -> DenseGradients:
+    def _dense(self, part: ClippedPart, batch: Batch, knows_scale: bool) -> DenseGradients:
         """Returns a batch's gradients.
 
         Args:
             part: What they are of.
             batch: Likewise.
             knows_scale: Whether the host or the device has what they are divided by.
-            late_sums: See `measure`.
         """
         arrays = part.arrays(batch)
         of_groups = [self._norm_of(group) for group in batch.scalar_groups]
@@ -397,10 +380,7 @@ class StepClips:
         inputs = None
         if self._sums_inputs and part.rule.degrees and _NONE not in of_groups:
             inputs = self._rule_inputs(part.rule, batch, len(arrays), knows_scale)
-        added = None
-        if late_sums is not None and _NONE not in of_groups:
-            added = late_sums.take(batch.device, arrays)
-        return DenseGradients(arrays, norms, numbers, inputs, added)
+        return DenseGradients(arrays, norms, numbers, inputs)
 
     def _rule_inputs(
         self, rule: UpdateRule, batch: Batch, num_arrays: int, knows_scale: bool

@@ -8,7 +8,6 @@ from functools import partial
 from types import FunctionType, MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from gpuopt.step.late_sums import LateSums
 from gpuopt.variables.identity import Identity
 
 # The variables that a call lists; None without a list.
@@ -41,7 +40,6 @@ class StepRequest(NamedTuple):
         additions: What wrappers add to the step, each an `Addition`: the closest to the optimizer
             comes first.
         takes_wide: Whether gradients may have the type that rules compute in.
-        late_sums: What gradients may still lack.
         loss_scales: By each `LossScaleOptimizer` among the additions, what the loss of its
             gradients was multiplied by, a number or a `DeviceScale`; and the key that
             `DeviceScaling.call` was given.
@@ -57,7 +55,6 @@ class StepRequest(NamedTuple):
     skips_aggregation: bool = False
     additions: tuple[Any, ...] = ()
     takes_wide: bool = False
-    late_sums: LateSums | None = None
     loss_scales: Mapping[Any, tuple[Any, Any]] = MappingProxyType({})
     decaying: Listed = None
     copies: Copies = Copies()
@@ -144,11 +141,10 @@ def joined(optimizer: RequestedOptimizer, request: StepRequest) -> StepRequest:
         # user's own has inside.
         if not is_overridden(owner, "apply_gradients"):
             return request
-        outer = outer._replace(takes_wide=False, late_sums=None, decaying=None)
+        outer = outer._replace(takes_wide=False, decaying=None)
     return request._replace(
         additions=outer.additions,
         takes_wide=outer.takes_wide,
-        late_sums=outer.late_sums,
         loss_scales=outer.loss_scales,
         decaying=outer.decaying if request.decaying is None else request.decaying,
         copies=outer.copies,

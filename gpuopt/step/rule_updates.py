@@ -114,8 +114,6 @@ class RuleUpdates:
             refuse_no_gradients([unpack_pair(*each)[1] for each in enumerate(given)])
 
     def pairs(self) -> Sequence[Pair]:
-        if self.request.late_sums is not None:
-            self.request.late_sums.finish()
         if len(self._parts) == 1:
             return list(self._parts[0].pairs())
         every = [
@@ -242,12 +240,8 @@ class RuleUpdates:
             for batch in group.batches:
                 if batch.real not in scalars:
                     scalars[batch.real] = self._optimizer._scalars_for(batch.real)
-        # What such a rule sums is computed as sums get the last gradients.
-        is_late = self.request.late_sums is not None
-        sums_inputs = is_late and bool([part for part in self._parts if part.rule.degrees])
-        if sums_inputs or self._optimizer.clips is not None:
-            unscale = 1.0 if sums_inputs else None
-            self._clips = self._optimizer._clips_of_step(unscale, measures_rest=is_late)
+        if self._optimizer.clips is not None:
+            self._clips = self._optimizer._clips_of_step()
         averages = None
         if self._optimizer.averages is not None:
             counter = self._optimizer.this_thread.global_step
@@ -320,8 +314,6 @@ class RuleUpdates:
         joined = list(map(self._join, units))
         if self._clips is not None and not self._units:
             self._measure(units, [rule for rule, *_ in joined])
-        if self.request.late_sums is not None:
-            self.request.late_sums.finish()  # where no norms are asked for
         for unit, (rule, numbers, scalars) in zip(units, joined, strict=True):
             part, batch = unit[0]
             factors, sums = None, None
@@ -473,7 +465,7 @@ class RuleUpdates:
         # A later stage of the gradient changes what the rule itself sums.
         own = [unit[0][0].rule for unit in units]
         sums_inputs = all(rule.degrees == its.degrees for rule, its in zip(rules, own, strict=True))
-        self._clips.measure(every_part, flags, self.request, sums_inputs)
+        self._clips.measure(every_part, flags, self.request.copies, sums_inputs)
 
     def written(self) -> tuple[list[str], list[str]]:
         return names_of(self._done), names_of(self._writing)

@@ -161,8 +161,6 @@ class HookUpdates:
     def __init__(self, optimizer: HookOptimizer, request: StepRequest) -> None:
         self._optimizer = optimizer
         self.request = request
-        if request.late_sums is not None:
-            request.late_sums.finish()
         given = as_pairs(request.pairs)
         checked = checked_pairs(given, dtypes_of(optimizer), request.takes_wide)
         # A hook's own code computes in the variable's dtype.

@@ -233,15 +233,10 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             try:
                 is_last = count >= steps
                 divisor = self._divisor(count) if is_last else 1
-                late = self._sums.add(
-                    pairs,
-                    divisor,
-                    loss_scale,
-                    can_be_late=is_last and not self._shows_gradients(),
-                )
+                self._sums.add(pairs, divisor, loss_scale)
                 if is_last:
                     divided = [variable for _, variable in pairs]
-                    self._update(divisor, divided, request._replace(late_sums=late))
+                    self._update(divisor, divided, request)
             except BaseException as error:
                 self._drop(error, count)
                 raise
@@ -400,11 +395,6 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
 
     def _divisor(self, count: int) -> int:
         return count if self._reduction == "mean" else 1
-
-    def _shows_gradients(self) -> bool:
-        """Whether an `apply_gradients` inside, a user's own, gets the sums to look at."""
-        every = inner_optimizers(self._inner)
-        return bool([each for each in every if is_overridden(each, "apply_gradients")])
 
     def _update(self, divisor: int, divided: Sequence[Any], request: StepRequest) -> None:
         self._apply_sums(*self._sums.take(divisor, divided), request)

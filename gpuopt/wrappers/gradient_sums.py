@@ -14,14 +14,12 @@ from gpuopt.backends import Target, backend_for
 from gpuopt.backends.backend import codecs_of
 from gpuopt.backends.clips import FACTOR_OF_FLOAT32
 from gpuopt.codecs import Codecs
-from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
 from gpuopt.rules.clipped import CLIP_SCALARS, clipped
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Group, KnownGroups
-from gpuopt.step.late_sums import LateSum, LateSums
 from gpuopt.step.updates import Pair
 from gpuopt.step.wide_gradients import wide_dtype
 from gpuopt.variables.identity import Identity
@@ -68,14 +66,7 @@ class GradientSums(SumsInState):
         self._user, self.most_rows = weakref.ref(user), most_rows
         self._state.beside = self
 
-    def add(
-        self,
-        pairs: Sequence[Pair],
-        divisor: int,
-        loss_scale: Any = None,
-        *,
-        can_be_late: bool = False,
-    ) -> LateSums | None:
+    def add(self, pairs: Sequence[Pair], divisor: int, loss_scale: Any = None) -> None:
         """Adds the gradients of one step.
 
         Args:
@@ -83,10 +74,6 @@ class GradientSums(SumsInState):
             divisor: What dense sums are divided by then: theirs alone who have a dense gradient.
             loss_scale: What gradients are divided by as they are added: see `LossFactors.on`; None
                 if they are not.
-            can_be_late: Whether a step that gets the sums can add dense gradients on GPUs.
-
-        Returns:
-            What is left to that step.
         """
         self._begin()
         dense: list[Pair] = []
@@ -102,15 +89,8 @@ class GradientSums(SumsInState):
                 dense.append((self._dense_of(gradient, variable), variable))
             else:
                 self._add_slices(gradient, variable, found, loss_scale)
-        late = None
-        if can_be_late:
-            on_gpus = [pair for pair in dense if pair[1].device.kind == "gpu"]
-            late = self._late(on_gpus, divisor, loss_scale)
-            if late is not None:
-                dense = [pair for pair in dense if pair[1].device.kind != "gpu"]
         self._launch(dense, divisor, loss_scale)
         self._counter().add(1)
-        return late
 
     def check_rows(self) -> None:
         """Raises IndexError if a row of sparse gradients is not there; waits for GPUs."""
@@ -177,76 +157,33 @@ class GradientSums(SumsInState):
             loss_scale: See `add`.
             begin: Has sums begin anew that have begun.
         """
-        begins = [begin or not self._sums[variable.identity].is_dense for _, variable in pairs]
-        self._launch_kinds(pairs, begins, divisor, loss_scale)
-        for _, variable in pairs:
-            self._sums[variable.identity].is_dense = True
-
-    def _launch_kinds(
-        self, pairs: Sequence[Pair], begins: Sequence[bool], divisor: int, loss_scale: Any
-    ) -> None:
-        """Adds dense gradients to sums, of which some begin."""
         # A launch for each: sparse gradients that have become dense may be of another type.
         by_kind: dict[tuple[bool, bool], list[Pair]] = {}
-        for (gradient, variable), each_begins in zip(pairs, begins, strict=True):
-            kind = each_begins, gradient.dtype == variable.dtype
+        for gradient, variable in pairs:
+            begins = begin or not self._sums[variable.identity].is_dense
+            kind = begins, gradient.dtype == variable.dtype
             by_kind.setdefault(kind, []).append((gradient, variable))
         for (all_begin, _), some in by_kind.items():
             rule = begin_sum if all_begin else add_to_sum
             quietly(partial(self._launch_one, rule, some, divisor, loss_scale))
-
-    def _late(self, pairs: Sequence[Pair], divisor: int, loss_scale: Any) -> LateSums | None:
-        """Returns what a step may add on GPUs; None if it has to be added at once."""
-        given = {variable.identity for _, variable in pairs}
-        others = [
-            found.variable
-            for identity, found in self._sums.items()
-            if found.is_dense and found.variable is not None and identity not in given
-        ]
-        if not pairs or "gpu" in {variable.device.kind for variable in others}:
-            return None  # `take` divides other sums before
-        gradients, variables = zip(*pairs, strict=True)
-        sums: list[LateSum] = []
-        batches = self._group(variables).batches
-        for batch in batches:
-            plans = [each.plan for each in batches if each.device == batch.device]
-            if batch.backend.overlapping(plans, batch.select(gradients)):
-                return None
-            for gradient, variable in batch.select(pairs):
-                begins = not self._sums[variable.identity].is_dense
-                total = self._total(variable)
-                sums.append(LateSum(gradient, variable, total, begins, batch.plan))
         for _, variable in pairs:
             self._sums[variable.identity].is_dense = True
-
-        def add(left: Sequence[LateSum]) -> None:
-            some = [(each.gradient, each.variable) for each in left]
-            self._launch_kinds(some, [each.begins for each in left], divisor, loss_scale)
-
-        factors_on = partial(self._factors_on, loss_scale)
-        return LateSums(sums, divisor, factors_on, add)
-
-    def _factors_on(self, loss_scale: Any, device: Device) -> Any:
-        return None if loss_scale is None else self._factors.on(device, loss_scale)
-
-    def _group(self, variables: Sequence[Variable]) -> Group:
-        version = self._state.version.number
-        group = self.known.find(variables, version)
-        if group is None:
-            group = Group(variables, version, self._target, lambda _: 0)
-            self.known.add(group)
-        return group
 
     def _launch_one(
         self, rule: UpdateRule, pairs: Sequence[Pair], divisor: int, loss_scale: Any
     ) -> None:
         gradients, variables = zip(*pairs, strict=True)
-        group = self._group(variables)
+        state_version = self._state.version.number
+        group = self.known.find(variables, state_version)
+        if group is None:
+            group = Group(variables, state_version, self._target, lambda _: 0)
+            self.known.add(group)
         versions = group.accept(gradients)
         for batch in group.batches:
             scalars = {"divisor": batch.real(divisor)}
-            factors = self._factors_on(loss_scale, batch.device)
-            if factors is not None:
+            factors = None
+            if loss_scale is not None:
+                factors = self._factors.on(batch.device, loss_scale)
                 factor = batch.backend.clips.factor_scalar(factors, 0, batch.real)
                 scalars |= dict(zip(CLIP_SCALARS, (factor, batch.real(np.inf)), strict=True))
             batch.backend.apply_dense(

@@ -28,42 +28,9 @@ __device__ __forceinline__ long long begin_of(const ClippedArray& array, long lo
   return (chunk - array.first_chunk) * clip_chunk;
 }
 
-// Loads a pack's elements from `at` on, those past the end as 0.
-template <Caching caching, class Storage, int count>
-__device__ __forceinline__ void load_pack(const Storage* source, int at, int size,
-                                          Elements<Storage, count>& pack) {
-  if (is_pack_aligned(source) && at + count <= size) {
-    load<caching>(source + at, pack);
-    return;
-  }
-#pragma unroll
-  for (int k = 0; k < count; ++k) {
-    Elements<Storage, 1> one = {{Storage(0.0f)}};
-    if (at + k < size) load<caching>(source + at + k, one);
-    pack.of[k] = one.of[0];
-  }
-}
-
-// Stores a pack's elements from `at` on, but for those past the end.
-template <Caching caching, class Storage, int count>
-__device__ __forceinline__ void store_up_to(Storage* target, int at, int size,
-                                            const Elements<Storage, count>& pack) {
-  if (is_pack_aligned(target) && at + count <= size) {
-    store<caching, true>(target + at, pack);
-    return;
-  }
-#pragma unroll
-  for (int k = 0; k < count; ++k) {
-    const Elements<Storage, 1> one = {{pack.of[k]}};
-    if (at + k < size) store<caching>(target + at + k, one);
-  }
-}
-
 // Some consecutive elements of an array: a chunk's, or the array's last ones.
 template <class Storage>
 struct ClipChunk {
-  using Element = Storage;
-
   const Storage* source;
   Storage* target;
   int size;
@@ -76,8 +43,18 @@ struct ClipChunk {
     size = static_cast<int>(left < clip_chunk ? left : clip_chunk);
   }
 
+  // Loads a pack's elements from `at` on, those past the end as 0.
   __device__ __forceinline__ void load(int at, Elements<Storage, pack_size<Storage>>& pack) const {
-    load_pack<Caching::normal>(source, at, size, pack);
+    if (is_pack_aligned(source) && at + pack_size<Storage> <= size) {
+      gpuopt::load<Caching::normal>(source + at, pack);
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < pack_size<Storage>; ++k) {
+      Elements<Storage, 1> one = {{Storage(0.0f)}};
+      if (at + k < size) gpuopt::load<Caching::normal>(source + at + k, one);
+      pack.of[k] = one.of[0];
+    }
   }
 };
 

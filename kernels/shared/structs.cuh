@@ -102,22 +102,12 @@ struct IndexList {
 struct ClippedArray {
   // The array's address.
   long long source;
-  // The address of the scaled one, or of a sum; 0 if there is none.
+  // The address of the scaled one; 0 if there is none.
   long long target;
   // How many elements it has.
   long long size;
   // The number of its first chunk among those of all arrays.
   long long first_chunk;
-};
-
-// How gradients become sums that are measured.
-struct Adding {
-  // The address of a `ClipResult`, whose factor they are multiplied by; 0 for 1.
-  long long factors;
-  // Whether the sums begin: what was there before is not read.
-  long long begins;
-  // What the sums are divided by after the gradients are added.
-  double divisor;
 };
 
 // What belongs to a gradient of `measure_inputs`.

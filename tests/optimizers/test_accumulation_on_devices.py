@@ -77,8 +77,8 @@ def test_a_step_is_one_launch_and_the_host_waits_for_none(
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
         launches.append(emulated_gpus[0].launches - before[0])
         waits.append(fake_cupy.counts.synchronisations - before[1])
-    # The sum with the norm of the mean, and the update with decay and averages.
-    assert launches[6:] == [1, 1, 2] * 2
+    # The mean, its norm, and the update with decay and averages.
+    assert launches[6:] == [1, 1, 3] * 2
     assert not any(waits[6:])
 
 

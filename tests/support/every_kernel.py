@@ -157,16 +157,6 @@ def kernels_of_several_types() -> list[Kernel]:
     ]
 
 
-def _gradient_of(storage: Storage) -> str:
-    return storage if isinstance(storage, str) else storage.gradient
-
-
-def _added_to(dtype: str) -> tuple[str, ...]:
-    """Lists the types of gradients that are added to sums of a type, if any are."""
-    of_sums = {"float32": ("float32", "float16", "bfloat16"), "float64": ("float64",)}
-    return of_sums.get(dtype, ())
-
-
 def kernels_of_measured_inputs() -> list[Kernel]:
     """Lists kernels of rules whose sums are computed as gradients are measured."""
     rules = [rule for rule in update_rules() if rule.degrees]
@@ -182,11 +172,7 @@ def kernels_of_measured_inputs() -> list[Kernel]:
         for rule in rules
         for storage in storages
         for kernel in (
-            *(
-                kernels.measure_inputs(rule, storage, decides, added)
-                for decides in (False, True)
-                for added in (None, *_added_to(_gradient_of(storage)))
-            ),
+            *(kernels.measure_inputs(rule, storage, decides) for decides in (False, True)),
             *(
                 kernels.dense_update(made(of), storage, is_given_sums=True)
                 for made in (clipped, scaled)
@@ -387,12 +373,6 @@ def kernels_without_rule() -> list[Kernel]:
             for dtype in DTYPES
         ),
         *(kernels.measure(dtype, decides=True) for dtype in DTYPES),
-        *(
-            kernels.measure(dtype, decides, added)
-            for dtype in ("float32", "float64")
-            for decides in (False, True)
-            for added in _added_to(dtype)
-        ),
         *(kernels.measure_rows(dtype, key, decides=True) for dtype in DTYPES for key in KEYS),
         *(kernels.join_sums(decides) for decides in (False, True)),
         *(kernels.count_digits(source) for source in (*INDICES, *KEYS)),

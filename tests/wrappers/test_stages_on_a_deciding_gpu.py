@@ -267,8 +267,8 @@ def test_the_host_waits_for_no_call_beside_any_stage(
         numbers = side.scaling.num_skipped, int(side.step)
         assert numbers == numbers_of_updates(are_bad, num_calls)
     if num_calls > 1 and kind == "dense":
-        # The last gradients are added as the sums are measured; LAMB also sums over its update.
-        in_update = 3 if stage == "sums" else 2
+        # The last gradients are added, and the sums measured; LAMB also sums over its update.
+        in_update = 4 if stage == "sums" else 3
         assert launches[2 * num_calls :] == [*[1] * (num_calls - 1), in_update] * 10
 
 

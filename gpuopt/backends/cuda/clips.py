@@ -24,7 +24,6 @@ from gpuopt.backends.cuda.sorted_tables import Table, tables_kind_of
 from gpuopt.backends.cuda.structs import (
     FEW_DEVICES,
     NOTHING_IS_WRONG,
-    Adding,
     ClipResult,
     ClipRule,
     ClipTotals,
@@ -39,7 +38,6 @@ from gpuopt.rules.update_rule import UpdateRule
 Array = Any
 
 _NO_RULE = ClipRule(0, 0.0, 1.0, 1.0, 0, 0)
-_AS_THEY_ARE = Adding(0, 0, 1.0)
 
 
 class _Sum(NamedTuple):
@@ -208,14 +206,9 @@ class CudaClips:
             for each in dense:
                 if each.inputs is not None:
                     self._follow(each.inputs.plan)
-            plans = dict.fromkeys(each.added.plan for each in dense if each.added is not None)
-            for plan in plans:
-                plan.last_update = self._order.begin(plan.updated, plan.last_update)
             try:
                 are_any = self._launch(dense, sparse, flag, sums, results, limits, decision)
             finally:
-                for plan in plans:
-                    self._order.end(plan.last_update, (plan.memory,))
                 self._order.hold((sums, results, dense, sparse))
         if not are_any:
             sums[...] = 0
@@ -282,24 +275,15 @@ class CudaClips:
             dtype = arrays[positions[0]].dtype
             # All are uploaded before the first launch: those of one dtype must not share.
             constants = workspace.constants(f"gradients {number}")
-            added, given, adding = gradients.added, None, _AS_THEY_ARE
-            if added is None:
-                table = ClippedArrays(self._launcher, arrays, positions, constants=constants)
-            else:
-                table = ClippedArrays(self._launcher, added.gradients, positions, arrays, constants)
-                given = name_of(added.gradients[positions[0]].dtype)
-                factors = 0 if added.factors is None else self._launcher.address(added.factors)
-                adding = Adding(factors, int(added.begins), added.divisor)
-            kernel = kernels.measure(name_of(dtype), decides, given)
-            more: dict[str, Any] = {"adding": adding}
+            table = ClippedArrays(self._launcher, arrays, positions, constants=constants)
+            kernel = kernels.measure(name_of(dtype), decides)
+            more: dict[str, Any] = {}
             if gradients.inputs is not None:
                 rule, plan, sums, bounds = gradients.inputs
-                kernel = kernels.measure_inputs(
-                    rule, storage_of(plan.codecs, dtype), decides, given
-                )
+                kernel = kernels.measure_inputs(rule, storage_of(plan.codecs, dtype), decides)
                 variables = workspace.constants(f"variables {number}")
                 size = table.num_chunks * len(rule.sums)
-                more |= {
+                more = {
                     "variables": variables.set(
                         plan.measured(positions, [bounds[at] for at in positions])
                     ),

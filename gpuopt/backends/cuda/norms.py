@@ -103,7 +103,7 @@ class ClippedArrays:
             launcher: Of the device.
             arrays: Of one dtype, those at `positions`.
             positions: Which are of the launch; they have elements.
-            targets: Where scaled ones are written, or sums, beside `arrays`.
+            targets: Where scaled ones are written.
             constants: What keeps the layout on the device, for later launches of the same.
         """
         self._launcher = launcher

@@ -144,7 +144,7 @@ class ClippedArray(NamedTuple):
 
     Attributes:
         source: The array's address.
-        target: The address of the scaled one, or of a sum; 0 if there is none.
+        target: The address of the scaled one; 0 if there is none.
         size: How many elements it has.
         first_chunk: The number of its first chunk among those of all arrays.
     """
@@ -153,20 +153,6 @@ class ClippedArray(NamedTuple):
     target: Annotated[int, Number("int64")]
     size: Annotated[int, Number("int64")]
     first_chunk: Annotated[int, Number("int64")]
-
-
-class Adding(NamedTuple):
-    """How gradients become sums that are measured.
-
-    Attributes:
-        factors: The address of a `ClipResult`, whose factor they are multiplied by; 0 for 1.
-        begins: Whether the sums begin: what was there before is not read.
-        divisor: What the sums are divided by after the gradients are added.
-    """
-
-    factors: Annotated[int, Number("int64")]
-    begins: Annotated[int, Number("int64")]
-    divisor: Annotated[float, Number("float64")]
 
 
 class MeasuredVariable(NamedTuple):

@@ -377,14 +377,11 @@ class RuleOptimizer(Optimizer):
         measured = None if self.clips is None else self.clips.measured
         return None if measured is None else measured.norm(group)
 
-    def _clips_of_step(
-        self, unscale: float | None = None, measures_rest: bool = False
-    ) -> StepClips | None:
+    def _clips_of_step(self, unscale: float | None = None) -> StepClips | None:
         """Returns how this step's gradients are clipped, by the values that `_prepare` found.
 
         Args:
             unscale: See `GradientClips.of_step`.
-            measures_rest: Likewise.
         """
         clips = self.clips
         if clips is None and unscale is not None:
@@ -394,7 +391,7 @@ class RuleOptimizer(Optimizer):
         names = [group.name for group in self._grouping]
         this_thread = self.this_thread
         own, of_groups = this_thread.hyperparameters, this_thread.of_groups
-        return clips.of_step(own, of_groups, names, unscale, measures_rest)
+        return clips.of_step(own, of_groups, names, unscale)
 
     def _key_on_gpu(self, request: StepRequest) -> Key | None:
         global_step = request.global_step

@@ -16,7 +16,6 @@ from every_kernel import coded
 from gpuopt.backends.cuda import dense_plan, kernels
 from gpuopt.backends.cuda.launch_shapes import CLIP_CHUNK, CLIP_THREADS
 from gpuopt.backends.cuda.structs import (
-    Adding,
     Chunk,
     ClippedArray,
     ClipRule,
@@ -74,33 +73,26 @@ def test_squares_and_scaled_arrays_of_late_chunks_are_those_of_the_first(
 
 
 @pytest.mark.parametrize("before", BEFORE)
-def test_gradients_of_late_chunks_are_added_to_sums(before: int) -> None:
-    launcher = EmulatorLauncher()
-    total, gradient = np.ones(SIZE, np.float32), (np.arange(SIZE) % 7).astype(np.float16)
-    only = ClippedArray(
-        address_before(gradient, before),
-        address_before(total, before),
-        before + SIZE,
-        -before // CLIP_CHUNK,
-    )
+def test_gradients_of_late_chunks_are_measured(before: int) -> None:
+    launcher, gradient = EmulatorLauncher(), (np.arange(SIZE) % 7).astype(np.float16)
+    begin = address_before(gradient, before)
+    only = ClippedArray(begin, 0, before + SIZE, -before // CLIP_CHUNK)
     sums, num_done = np.zeros(1), np.zeros(1, np.uint32)
     address = launcher.address
     launcher.launch(
-        kernels.measure("float32", added="float16"),
+        kernels.measure("float16"),
         2,
         CLIP_THREADS,
         only=only,
         arrays=None,
         num_arrays=1,
         num_chunks=3,
-        adding=Adding(0, 0, 2.0),
         parts=np.zeros(3),
         totals=ClipTotals(address(sums), address(num_done), 0, 1, 0, 1, 1),
         rule=ClipRule(0, np.inf, 1.0, 1.0, 0, 0),
         results=None,
     )
-    np.testing.assert_array_equal(total, (1 + gradient.astype(np.float32)) / 2)
-    assert sums[0] == np.sum(total.astype(np.float64) ** 2)
+    assert sums[0] == np.sum(gradient.astype(np.float64) ** 2)
 
 
 @pytest.mark.parametrize("before", BEFORE)
@@ -151,8 +143,6 @@ def test_kernels_take_sizes_and_counts_of_64_bits(rule: Any) -> None:
     for kernel in (
         kernels.measure("float32"),
         kernels.measure("float32", decides=True),
-        kernels.measure("float32", added="float16"),
-        kernels.measure("float32", decides=True, added="float16"),
         kernels.measure_rows("float32", "uint32"),
         kernels.measure_rows("float32", "uint32", decides=True),
         kernels.join_sums(),
@@ -167,7 +157,6 @@ def test_kernels_take_sizes_and_counts_of_64_bits(rule: Any) -> None:
         kernels.sum_terms(lamb, "float32"),
         kernels.measure_inputs(lars, "float32"),
         kernels.measure_inputs(lars, "float32", decides=True),
-        kernels.measure_inputs(lars, "float32", added="float16"),
         kernels.dense_update(clipped(lars), "float32", is_given_sums=True),
         kernels.dense_update(scaled(lars), "float32", is_given_sums=True),
         kernels.coded_update(adam, codecs, "float32"),

@@ -12,7 +12,6 @@ from gpuopt.backends.cuda.mixed import Storage, cpp_types, real_of
 from gpuopt.backends.cuda.parameters import CPP_TYPES, Number, Parameter, Pointer, Struct, struct_of
 from gpuopt.backends.cuda.structs import (
     NOTHING_IS_WRONG,
-    Adding,
     ClippedArray,
     ClipResult,
     ClipRule,
@@ -31,7 +30,6 @@ _CLIPPED: dict[str, Number | Pointer | Struct] = {
     "num_arrays": INT64,
     "num_chunks": INT64,
 }
-_GIVEN: dict[str, Parameter] = {**_CLIPPED, "adding": struct_of(Adding)}
 _SUMMED: dict[str, Parameter] = {
     "parts": Pointer("float64"),
     "totals": struct_of(ClipTotals),
@@ -104,32 +102,29 @@ def scale_to_norm(dtype: str) -> Kernel:
 
 
 @cache
-def measure(dtype: str, decides: bool = False, added: str | None = None) -> Kernel:
-    """Returns the kernel that measures gradients, or sums that gradients of `added` go into."""
+def measure(dtype: str, decides: bool = False) -> Kernel:
     return Kernel(
         "measure_and_decide" if decides else "measure",
-        {**_GIVEN, **(_DECIDING if decides else _SUMMED)},
-        {"Storage": CPP_TYPES[dtype], "AddedGradient": _type_of_added(added)},
+        {**_CLIPPED, **(_DECIDING if decides else _SUMMED)},
+        {"Storage": CPP_TYPES[dtype]},
         file="clip.cu",
         constants={**_OF_CLIP, **_OF_DECISION} if decides else _OF_CLIP,
     )
 
 
 @cache
-def measure_inputs(
-    rule: UpdateRule, storage: Storage, decides: bool = False, added: str | None = None
-) -> Kernel:
+def measure_inputs(rule: UpdateRule, storage: Storage, decides: bool = False) -> Kernel:
     return Kernel(
         "measure_inputs_and_decide" if decides else "measure_inputs",
         {
-            **_GIVEN,
+            **_CLIPPED,
             "variables": Pointer("int64", struct_of(MeasuredVariable)),
             "parts_of_sums": Pointer("float64"),
             "num_done": UINT32S,
             "sums": Pointer("float64"),
             **(_DECIDING if decides else _SUMMED),
         },
-        {**cpp_types(storage), "AddedGradient": _type_of_added(added)},
+        cpp_types(storage),
         rule,
         file="measure_inputs.cu",
         constants={**_OF_CHUNKS, **_OF_DECISION} if decides else _OF_CHUNKS,
@@ -172,8 +167,3 @@ def join_sums(decides: bool = False) -> Kernel:
         file="clip.cu",
         constants={**_OF_CLIP, **_OF_DECISION} if decides else _OF_CLIP,
     )
-
-
-def _type_of_added(added: str | None) -> str:
-    """Returns the type of gradients that are added to sums."""
-    return "gpuopt::AsTheyAre" if added is None else CPP_TYPES[added]
