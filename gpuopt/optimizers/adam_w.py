@@ -28,10 +28,10 @@ class AdamWOptimizer(RuleWithWeightDecay, AdamOptimizer):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         use_locking, name, on_nonfinite: See `Optimizer`.
-        catch_up: True updates the rows alone that a sparse gradient names; others catch up when
-            they are next named or read, by what the steps since would have done to them.
-            "stepping" makes these steps one by one. Tables must be variables with memory of their
-            own.
+        catch_up: True updates rows lazily: a row without a gradient is brought up to date when it
+            is next read or updated, to the numbers that the steps in between would have given it.
+            "stepping" repeats these steps one by one. Tables must be variables that own their
+            memory.
         groups: See `ParameterGroup`.
         clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """

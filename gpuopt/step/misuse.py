@@ -87,17 +87,17 @@ class Misuse:
         self._last = call
         if len(self._apart) == _CALLS and not self._apart[0].is_gone():
             self._warn(
-                "three calls in a row had different variables, as where a loop calls it for each "
-                f"parameter or layer. This {optimizer} counts each call as a step of all its "
-                "variables, so the later ones move by less: pass all pairs of a step in one call, "
+                "three calls in a row had different variables, as in a loop with one call for each "
+                f"parameter or layer. {optimizer} counts each call as one step of training, so "
+                "later calls of the loop make smaller steps: pass all pairs of a step in one call, "
                 "or all parameters in one list or dict to update(params, grads)"
             )
         elif len(self._alike) > _CALLS and self._alike[0].is_gone():
             self._warn(
                 "in three steps in a row, all arrays were new and had the shapes of those before. "
-                f"This {optimizer} keeps its state for an array no longer than the array lives: "
-                "write into the old one, as in w[...] = value, or use update(params, grads), which "
-                "knows parameters by their place in a list or dict"
+                f"{optimizer} drops the slots of an array that is deleted, so new arrays start "
+                "without momentum: write into the old array, as in w[...] = value, or use "
+                "update(params, grads), which finds a parameter by its path in a list or dict"
             )
 
     def _warn(self, message: str) -> None:

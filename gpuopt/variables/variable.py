@@ -659,9 +659,9 @@ def require_known_owner(variable: Variable) -> None:
     if owner is not None:
         raise ValueError(
             f"the array of shape {variable.shape} and dtype {variable.dtype} has its memory from "
-            f"{owner}, and gpuopt cannot tell when that memory ends: its state, as slots and "
-            "averages, could be lost. Make a variable of it once, gpuopt.Variable(array, "
-            "copy=False), which updates the same memory, and pass that instead of the array"
+            f"{owner}, and gpuopt cannot tell when that memory is freed. Make a variable of the "
+            "array once, by gpuopt.Variable(array, copy=False), and pass that instead: it updates "
+            "the same memory and keeps the array's slots and averages"
         )
 
 

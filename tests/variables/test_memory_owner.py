@@ -288,7 +288,7 @@ def test_state_is_refused_where_the_owner_is_not_known(kind: str) -> None:
         lambda: gpuopt.ExponentialMovingAverage(0.9).apply([view()]),
         lambda: gpuopt.ExponentialMovingAverage(0.9).track([view()]),
     ):
-        with pytest.raises(ValueError, match="Make a variable of it once") as raised:
+        with pytest.raises(ValueError, match="Make a variable of the array once") as raised:
             make_state()
         assert described in str(raised.value)
         assert "shape (4,)" in str(raised.value)
@@ -322,7 +322,7 @@ def test_a_refused_restoration_changes_nothing() -> None:
     optimizer.apply_gradients([(gradient, trained)])
     state = optimizer.state_dict({"w": trained})
     other = momentum()
-    with pytest.raises(ValueError, match="Make a variable of it once"):
+    with pytest.raises(ValueError, match="Make a variable of the array once"):
         other.load_state_dict(state, {"w": exported_by_a_capsule()()})
     assert other.variables() == []
     fresh = Variable(np.zeros(4, np.float32), name="w")

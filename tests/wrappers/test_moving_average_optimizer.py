@@ -88,7 +88,7 @@ def test_a_refused_call_makes_no_average() -> None:
         optimizer.apply_gradients([(None, w)])
     assert names() == {"w"}
     optimizer = averaged()
-    with pytest.raises(ValueError, match="gpuopt cannot tell when that memory ends"):
+    with pytest.raises(ValueError, match="gpuopt cannot tell when that memory is freed"):
         optimizer.apply_gradients([(ONES, w), (ONES, raw)])
     assert names() == {"w"}
     assert (w.numpy().tolist(), raw.tolist()) == ([0, 0], [0, 0])
