@@ -286,7 +286,7 @@ BAD_CALLS: dict[str, tuple[Callable[[Variable], Any], type[Exception], str]] = {
     "memory of unknown owner": (
         lambda w: [(ones(3), np.from_dlpack(ones(3)))],
         ValueError,
-        "Make a variable of it once, gpuopt.Variable(array, copy=False)",
+        "Make a variable of the array once, by gpuopt.Variable(array, copy=False)",
     ),
     "rows of a scalar": (
         lambda w: [(IndexedSlices(ones(1), [0]), Variable(1.0, name="s"))],

@@ -133,7 +133,7 @@ def step(
     position = next((i for i, (m, _) in enumerate(targets) if m.kind in UNKNOWN), None)
     if MOMENTA[number] is not None and position is not None:
         done = "refused"
-        with pytest.raises(ValueError, match="Make a variable of it once"):
+        with pytest.raises(ValueError, match="Make a variable of the array once"):
             optimizers[number].apply_gradients(pairs)
         for memory, part in targets[:position]:  # their slots were made, and are zero
             memory.state.setdefault((number, part), np.zeros(PARTS[part][1]))
