@@ -565,6 +565,9 @@ class State:
             return []
         # Without the lock and with few calls: each step does this.
         others = self._others.copy().values()
+        for each in others:
+            if each.identity.behind is not None:
+                each.bring_up()
         return [(each, each._known.item()) for each in others if type(each) is HostScalar]
 
     def host_scalars(self) -> list[HostScalar]:

@@ -20,7 +20,7 @@ from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
 from gpuopt.step.clips import CLIPPING_MAKES_NAN
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.updates import Updates
-from gpuopt.variables.behind import own_numbers
+from gpuopt.variables.behind import counting, own_numbers
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.late_errors import hear_late, register
@@ -153,7 +153,7 @@ class DeviceScaling:
     too, which is raised late: no step is made then until the host has heard of it.
 
     Attributes:
-        lock: Held by a step from its decision to its promise, inside the gate.
+        lock: Held by a step from its decision to its promise, inside of `counting`.
         last_nonfinite: Describes the first gradient that was not finite in the last step that had
             one, of those that the host has heard of.
     """
@@ -272,11 +272,14 @@ class DeviceScaling:
                     self._follow(step, updates)
             updates.gpu_decides = step
             return True
-        with undoing(), self.lock:
+        self._wait(leave=0)
+        with undoing(), counting:
             self._settle()
         self._raise_heard()
-        if own_numbers.of is not self._settled:
-            own_numbers.of = self._settled
+        is_known = own_numbers.of is self._settled
+        # The host counts it, once it knows the steps that other threads make meanwhile.
+        _this_thread.ledger, own_numbers.of = None, {}
+        if not is_known:
             updates.fix_scalars_anew()
         return False
 
@@ -348,7 +351,7 @@ class DeviceScaling:
     ) -> AbstractContextManager[Any]:
         """Settles even in a step of this thread, whose own number it is not that is written."""
         if not self.lock.is_this_threads:
-            with undoing(), self.lock:
+            with undoing(), counting:
                 self._settle()
         return work
 
@@ -359,7 +362,8 @@ class DeviceScaling:
         """
         if self._chain is None or _this_thread.ledger is self or self.lock.is_this_threads:
             return
-        with undoing(), self.lock:
+        self._wait(leave=0)
+        with undoing(), counting:
             self._settle()
         self._tell_all()
 
@@ -373,7 +377,8 @@ class DeviceScaling:
         if _this_thread.ledger is self:
             return
         if chain is not None and (wait or chain.promises) and device in (None, *chain.devices):
-            hear_late(self.lock, self._settle if wait else self._look)
+            self._wait(leave=0 if wait else _MOST_PROMISES - 1)
+            hear_late(counting, self._settle if wait else self._look)
         self._raise_heard()
 
     def _raise_heard(self) -> None:
@@ -415,13 +420,18 @@ class DeviceScaling:
 
     def _look(self) -> None:
         """Learns what the GPU has decided, without waiting unless it is far behind."""
-        self._hear(leave=_MOST_PROMISES - 1)
-        if self._refused is not None:
-            self._settle()
+        with self.lock:
+            self._hear(leave=_MOST_PROMISES - 1)
+            if self._refused is not None:
+                self._settle()
 
     def _settle(self) -> None:
         """Ends a chain, if there is one, by what the GPU has decided; again, if interrupted."""
-        self._hear(leave=0)
+        with self.lock:
+            self._hear(leave=0)
+            self._end()
+
+    def _end(self) -> None:
         chain = self._chain
         if chain is None:
             return
@@ -445,12 +455,19 @@ class DeviceScaling:
             if each.identity.behind is self:
                 each.identity.behind = None
 
+    def _wait(self, leave: int) -> None:
+        """Waits as `_hear` would, before locks are taken that steps of other optimizers take."""
+        chain = self._chain
+        if chain is not None:
+            for promise in chain.promises[: max(0, len(chain.promises) - leave)]:
+                promise.seen.wait(_waited_for(chain))
+
     def _hear(self, leave: int) -> None:
         """Hears of promises, the oldest first; waits while there are more than some number."""
         while (chain := self._chain) is not None and chain.promises:
             first, *promises = chain.promises
             if len(chain.promises) > leave:
-                first.seen.wait(f"{chain.scale.device}, which decides about steps")
+                first.seen.wait(_waited_for(chain))
             if not first.seen.is_done:
                 return
             num_made, *bad = map(int, first.seen.values)
@@ -550,6 +567,10 @@ def _counted(before: _Count, step: _DecidedStep, updates: RuleUpdates) -> Mappin
         number = numbers[step.counter.identity]
         np.add(number, step.counter.dtype.type(1), out=number)
     return numbers
+
+
+def _waited_for(chain: _Chain) -> str:
+    return f"{chain.scale.device}, which decides about steps"
 
 
 def _describe(gradient: int, names: Names) -> str:

@@ -31,6 +31,7 @@ from gpuopt.step.stage_options import StageOption
 from gpuopt.step.updates import Updates
 from gpuopt.step.user_code import call_user_code, refuse_in_a_step
 from gpuopt.variables import gate, recording
+from gpuopt.variables.behind import counting
 from gpuopt.variables.gate import writing
 from gpuopt.variables.operators import reading
 from gpuopt.variables.row_changes import changes, refuse_changed
@@ -327,7 +328,7 @@ class Step:
 
     def _write_decided(self, updates: Updates) -> None:
         assert updates.gpu_decides is not None, "a GPU decides"
-        with updates.gpu_decides.lock:
+        with counting, updates.gpu_decides.lock:
             self._write(updates)
 
     def _write(self, updates: Updates) -> None:
@@ -402,6 +403,15 @@ class Step:
 
     def _finish(self) -> None:
         """Changes powers and counts; again, if an interrupted call was undone."""
+        optimizer, counter = self._optimizer, self.counter
+        if not gpu_backends or not optimizer.finish_is_undoable:  # a user's may make steps
+            self._count()
+            return
+        lock = counter.identity.lock if counter is not None and optimizer._use_locking else _nothing
+        with lock, counting:  # in the order in which an assignment with `use_locking` takes them
+            self._count()
+
+    def _count(self) -> None:
         optimizer, counter = self._optimizer, self.counter
         self._before_count = before = optimizer.state.copy_host_scalars()
         if counter is not None and counter.memory.kind == "cpu":

@@ -31,7 +31,7 @@ class Decider(Protocol):
     """Has a GPU decide whether one step is made: then it counts the step, too.
 
     Attributes:
-        lock: To be held from `decide` to the end of `promise`.
+        lock: To be held from `decide` to the end of `promise`, inside of `counting`.
     """
 
     lock: Lock

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from gpuopt.locks import Lock
+
 
 class RowsBehind(Protocol):
     """Knows which rows of a table have missed steps, and what these would have done.
@@ -51,3 +53,7 @@ class _OwnNumbers(threading.local):
 
 
 own_numbers = _OwnNumbers()
+
+# Held inside the gate while a step changes the numbers that count steps, or has a GPU change them:
+# steps of several threads and optimizers may change the same ones.
+counting = Lock("the numbers that count steps")
