@@ -270,7 +270,7 @@ class Step:
         ):
             try:
                 compute(apply)
-                self._finish()
+                self._finish_alone()
                 begun.pop(self, None)
             except BaseException as error:
                 self._note(error, written, unsure)
@@ -344,7 +344,7 @@ class Step:
                 addition._before_update(updates, row_checks)
             self._apply(updates)
             if updates.gpu_decides is None:
-                self._finish()
+                (self._finish_alone if gpu_backends else self._finish)()
             else:
                 updates.gpu_decides.promise(updates)
                 self._is_counted = True
@@ -401,17 +401,18 @@ class Step:
         locks = [identity.lock for identity in sorted(updates.identities(), key=id)]
         self._update_ops += call_locked(locks, apply)
 
-    def _finish(self) -> None:
-        """Changes powers and counts; again, if an interrupted call was undone."""
+    def _finish_alone(self) -> None:
+        """Does what `_finish` does, with no other thread in between."""
         optimizer, counter = self._optimizer, self.counter
-        if not gpu_backends or not optimizer.finish_is_undoable:  # a user's may make steps
-            self._count()
+        if not optimizer.finish_is_undoable:  # a user's may make steps
+            self._finish()
             return
         lock = counter.identity.lock if counter is not None and optimizer._use_locking else _nothing
         with lock, counting:  # in the order in which an assignment with `use_locking` takes them
-            self._count()
+            self._finish()
 
-    def _count(self) -> None:
+    def _finish(self) -> None:
+        """Changes powers and counts; again, if an interrupted call was undone."""
         optimizer, counter = self._optimizer, self.counter
         self._before_count = before = optimizer.state.copy_host_scalars()
         if counter is not None and counter.memory.kind == "cpu":
@@ -503,7 +504,7 @@ class Step:
             try:
                 self.counter = self._weak_counter()
                 self._prepare()
-                self._finish()
+                self._finish_alone()
             finally:
                 vars(this_thread).update(outer)
                 self.let_go()
