@@ -33,6 +33,7 @@ HyperparameterName = Literal[
     "decay",
     "momentum_decay",
     "eeta",
+    "learning_rate_decay",
     "learning_rate_power",
     "l1",
     "l2",
@@ -62,6 +63,7 @@ class OfGroup(TypedDict, total=False):
     decay: Hyperparameter
     momentum_decay: Hyperparameter
     eeta: Hyperparameter
+    learning_rate_decay: Hyperparameter
     learning_rate_power: Hyperparameter
     l1: Hyperparameter
     l2: Hyperparameter
