@@ -51,5 +51,8 @@ def _corners(array: Any) -> Any:
 
 
 def _rows_shown(shape: tuple[int, ...]) -> Any:
+    """Returns the rows of which elements are shown; None of a number, which has none."""
+    if not shape:
+        return None
     rows = np.arange(shape[0])
     return rows if shape[0] <= _MOST_SHOWN else np.concatenate([rows[:_EDGE], rows[-_EDGE:]])

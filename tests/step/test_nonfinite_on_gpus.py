@@ -509,6 +509,18 @@ def test_one_of_several_threads_raises_the_error(every_schedule: str) -> None:
     assert int(model.step) == before + 1
 
 
+def test_a_number_is_shown_as_it_is_after_the_steps_so_far(every_schedule: str) -> None:
+    rng = np.random.default_rng(1)
+    model = Model("plain", on_nonfinite="skip")
+    model.make_step(gradients(rng), None)
+    for bad in ("", "w0", ""):
+        model.make_step(gradients(rng, bad), None)
+        power = model.optimizer.state.others()["beta1_power"]
+    assert "value=3>" in repr(model.step)
+    model.make_step(gradients(rng, "w1"), None)
+    assert f"value={0.9**4:.4}" in repr(power)
+
+
 def test_a_handler_of_the_log_may_read_numbers(every_schedule: str) -> None:
     rng = np.random.default_rng(1)
     model = Model("plain", on_nonfinite="skip")
