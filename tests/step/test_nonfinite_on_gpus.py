@@ -518,7 +518,7 @@ def test_a_number_is_shown_as_it_is_after_the_steps_so_far(every_schedule: str) 
         power = model.optimizer.state.others()["beta1_power"]
     assert "value=3>" in repr(model.step)
     model.make_step(gradients(rng, "w1"), None)
-    assert f"value={0.9**4:.4}" in repr(power)
+    assert "value=0.656" in repr(power)  # 0.9 ** 4
 
 
 def test_a_handler_of_the_log_may_read_numbers(every_schedule: str) -> None:
