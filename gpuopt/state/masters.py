@@ -15,7 +15,7 @@ from gpuopt.interrupts import interrupts_put_off
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.rules.split import joined, split
-from gpuopt.state.slot_codecs import MASTER, Masters, SlotCodecs, has_master
+from gpuopt.state.slot_codecs import MASTER, Masters, has_master
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import checked_foreign, reading, storage_of, value_on_device
@@ -249,12 +249,6 @@ def paired(state: State, variable: Variable, master: Variable) -> MasterPair:
     variable.identity.behind = master.identity.behind = new
     new._pass_on(variable.identity)
     return new
-
-
-def type_of_slot(slot_name: str, codecs: SlotCodecs) -> type[Variable]:
-    """Returns the class of the variable that holds a slot."""
-    is_split = slot_name == MASTER and codecs.masters == "remainder"
-    return SplitMaster if is_split else Variable
 
 
 def create_master(state: State, variable: Variable) -> None:

@@ -22,7 +22,7 @@ from gpuopt.backends import backend_for, new_storage
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.state.host_scalar import HostScalar
-from gpuopt.state.masters import paired, type_of_slot
+from gpuopt.state.masters import SplitMaster, paired
 from gpuopt.state.slot_codecs import MASTER, SlotCodecs
 from gpuopt.variables.copied import Copied, CopiedArray, Copy, describe_lost, variable_of
 from gpuopt.variables.gate import undoing, writing
@@ -499,7 +499,8 @@ class State:
                 )
             # Of a restored slot it may be another number than of a new one.
             new_rows = float(value) if isinstance(value, int | float | np.number) else None
-            codecs = self.describe().slot_codecs
+            # Only then: to describe the optimizer takes as long as to make the slot.
+            masters = self.describe().slot_codecs.masters if slot_name == MASTER else None
             slot = new_slot_variable(
                 variable,
                 op_name,
@@ -507,10 +508,10 @@ class State:
                 new_rows,
                 shape,
                 dtype,
-                type_of_slot(slot_name, codecs),
+                SplitMaster if masters == "remainder" else Variable,
             )
             self.table(slot_name)[variable.identity] = slot
-            if slot_name == MASTER and codecs.masters is not None:
+            if masters is not None:
                 paired(self, variable, slot)
             for state in (self, *self._rivals_of(variable.identity)):
                 state.waiting_slots.pop(key, None)
