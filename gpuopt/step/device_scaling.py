@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -127,19 +126,6 @@ class _Chain(NamedTuple):
     promises: Sequence[_Promise]
 
 
-class _ThisThread(threading.local):
-    """The step that this thread is in.
-
-    Attributes:
-        ledger: The `DeviceScaling` that may have a GPU decide about it; else None.
-    """
-
-    ledger: Any = None
-
-
-_this_thread = _ThisThread()
-
-
 class DeviceScaling:
     """The loss scale of one optimizer, while a GPU decides about its steps; a `RowsBehind`.
 
@@ -220,15 +206,15 @@ class DeviceScaling:
                 "GPU decides about, as by a signal handler: do it after that"
             )
         self.raise_late(wait=key is None)
-        outer, outer_numbers = _this_thread.ledger, own_numbers.of
+        outer, outer_numbers = own_numbers.ledger, own_numbers.of
         try:
             if key is None:
-                _this_thread.ledger, own_numbers.of = None, {}
+                own_numbers.ledger, own_numbers.of = None, {}
             else:
-                _this_thread.ledger, own_numbers.of = self, self._newest
+                own_numbers.ledger, own_numbers.of = self, self._newest
             step()
         finally:  # without a call: after Ctrl-C at one, this thread would see them for ever
-            _this_thread.ledger, own_numbers.of = outer, outer_numbers
+            own_numbers.ledger, own_numbers.of = outer, outer_numbers
         if self._refuses and environment.settings().checks_at_once:
             self.raise_late(wait=True)
 
@@ -278,7 +264,7 @@ class DeviceScaling:
         self._raise_heard()
         is_known = own_numbers.of is self._settled
         # The host counts it, once it knows the steps that other threads make meanwhile.
-        _this_thread.ledger, own_numbers.of = None, {}
+        own_numbers.ledger, own_numbers.of = None, {}
         if not is_known:
             updates.fix_scalars_anew()
         return False
@@ -360,7 +346,7 @@ class DeviceScaling:
 
         Does nothing in a step of this thread, which has numbers of its own.
         """
-        if self._chain is None or _this_thread.ledger is self or self.lock.is_this_threads:
+        if self._chain is None or own_numbers.ledger is self or self.lock.is_this_threads:
             return
         self._wait(leave=0)
         with undoing(), counting:
@@ -374,7 +360,7 @@ class DeviceScaling:
             FloatingPointError: the step was not finite. Neither it nor a later one was made.
         """
         chain = self._chain
-        if _this_thread.ledger is self:
+        if own_numbers.ledger is self:
             return
         if chain is not None and (wait or chain.promises) and device in (None, *chain.devices):
             self._wait(leave=0 if wait else _MOST_PROMISES - 1)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, TypeVar
 
+from gpuopt.variables.behind import own_numbers
 from gpuopt.variables.gate import is_writing, refuse_between_writes
 from gpuopt.variables.unfinished import BegunStep, begun
 
@@ -39,12 +40,14 @@ def call_user_code(
     step = _innermost_step()
     if step is None:
         return function(*arguments)
-    before = step.calls_user_code
-    step.calls_user_code = not is_ours
+    before, ledger, numbers = step.calls_user_code, own_numbers.ledger, own_numbers.of
     try:
+        step.calls_user_code = not is_ours
+        own_numbers.ledger, own_numbers.of = None, {}
         return function(*arguments)
     finally:
         step.calls_user_code = before
+        own_numbers.ledger, own_numbers.of = ledger, numbers
 
 
 def _innermost_step() -> BegunStep | None:

@@ -45,11 +45,15 @@ class RowsBehind(Protocol):
 class _OwnNumbers(threading.local):
     """The numbers that a step of this thread computes with, where it does not know the real ones.
 
+    User code that the step calls does not see them: it waits for the real ones.
+
     Attributes:
         of: Arrays, by the identities of variables that are behind.
+        ledger: The `RowsBehind` that may have a GPU decide about the step; else None.
     """
 
     of: Mapping[Any, Any] = MappingProxyType({})
+    ledger: RowsBehind | None = None
 
 
 own_numbers = _OwnNumbers()

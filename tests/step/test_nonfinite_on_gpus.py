@@ -521,6 +521,50 @@ def test_a_number_is_shown_as_it_is_after_the_steps_so_far(every_schedule: str) 
     assert "value=0.656" in repr(power)  # 0.9 ** 4
 
 
+def test_user_code_in_a_step_waits_for_the_steps_so_far(every_schedule: str) -> None:
+    step = Variable(0, name="step", trainable=False)
+    beside = Variable(np.zeros(2, np.float32))
+    rate = gpuopt.piecewise_constant(step, [0, 1, 2, 3, 4], [1.0, 10.0, 100.0, 1e3, 1e4, 1e5])
+    plain = gpuopt.GradientDescentOptimizer(rate)
+    seen: list[int] = []
+
+    def look(variable: Variable) -> bool:
+        seen.append(int(step))
+        plain.apply_gradients([(np.ones(2, np.float32), beside)], step)
+        return True
+
+    optimizer = gpuopt.AdamWOptimizer(0.1, decay_variables=look, on_nonfinite="skip")
+    first, second = (Variable(np.zeros(3, np.float32), device="gpu:0") for _ in range(2))
+    good, bad = (backends.to_device(np.float32([1, 1, n]), first.device) for n in (1, np.nan))
+    for gradient in (good, good, bad, bad):
+        optimizer.apply_gradients([(gradient, first)], step)
+    optimizer.apply_gradients([(good, first), (good, second)], step)
+    assert seen == [0, 3]
+    assert int(step) == 5
+    np.testing.assert_array_equal(beside.numpy(), np.float32([-1001] * 2))
+
+
+def test_prepare_of_a_subclass_is_called_by_numbers_of_steps_that_were_made(
+    every_schedule: str,
+) -> None:
+    step = Variable(0, name="step", trainable=False)
+    seen: set[int] = set()
+
+    class Prepared(gpuopt.GradientDescentOptimizer):
+        def _prepare(self) -> None:
+            seen.add(int(step))
+            self.hyperparameters["learning_rate"] = 10.0 ** int(step)
+            super()._prepare()
+
+    optimizer = Prepared(0.1, on_nonfinite="skip")
+    w = Variable(np.zeros(3, np.float32), device="gpu:0")
+    good, bad = (backends.to_device(np.float32([1, 1, n]), w.device) for n in (1, np.nan))
+    for gradient in (good, bad, bad, good, bad, good):
+        optimizer.apply_gradients([(gradient, w)], step)
+    np.testing.assert_array_equal(w.numpy(), np.float32([-111] * 3))
+    assert seen == {0, 1, 2}
+
+
 def test_a_handler_of_the_log_may_read_numbers(every_schedule: str) -> None:
     rng = np.random.default_rng(1)
     model = Model("plain", on_nonfinite="skip")
