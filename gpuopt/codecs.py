@@ -61,7 +61,7 @@ class Codec(ABC):
         is_decoded: Whether `decode` computes the numbers. Else the first array holds them, and
             rules read and write them there.
         has_blocks: Whether the second array has one scale for each block of the first.
-        is_rounded: Whether numbers are rounded at random first, where a rule asks for that.
+        is_rounded: Whether a rule with stochastic rounding rounds the numbers at random.
     """
 
     real: np.dtype[Any] = _FLOAT

@@ -10,7 +10,7 @@ def import_for(what: str, module: str, extra: str) -> ModuleType:
     """Imports a module of a package that may not be installed.
 
     Args:
-        what: What needs it, in the plural.
+        what: The features that need it, in the plural.
         module: The module's name.
         extra: The extra of gpuopt, in pyproject.toml, that installs its package.
 
@@ -21,7 +21,7 @@ def import_for(what: str, module: str, extra: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != package:  # a module of its own that is missing
+        if error.name != package:  # the package is there, and misses another one
             raise
         raise ModuleNotFoundError(
             f"{what} need {package}, which is not installed: pip install {package}, or the extra "

@@ -157,7 +157,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         self._on_nonfinite = on_nonfinite
         # What GPUs decide about steps, and what was not finite.
         self._on_gpu = DeviceScaling(
-            tell=partial(_warn_of_skip, name) if on_nonfinite == "skip" else None,
+            report=partial(_warn_of_skip, name) if on_nonfinite == "skip" else None,
             refuses=on_nonfinite == "raise",
         )
         # The slots and other variables.
@@ -693,7 +693,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             raise FloatingPointError(f"{nonfinite}; nothing was changed")
 
     def _note_nonfinite(self, description: str) -> None:
-        """Keeps what `last_nonfinite` says."""
+        """Keeps the description for `last_nonfinite`."""
         self._on_gpu.last_nonfinite = description
 
     def _key_on_gpu(self, request: StepRequest) -> Key | None:

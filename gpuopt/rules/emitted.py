@@ -35,13 +35,13 @@ class Functor(NamedTuple):
 
 
 class EmittedStage(NamedTuple):
-    """What is emitted of a stage.
+    """The parts of a stage that are written as C++.
 
     Attributes:
-        name: Of its function in C++.
-        arrays: Those that the function takes, in order.
-        programs: What it does, traced for float32 and for float64.
-        terms: What it sums, likewise; empty if nothing.
+        name: The function's name in C++.
+        arrays: The function's arrays, in order.
+        programs: The function's trace for each type.
+        terms: The same for `Stage.terms`; empty if the stage has no sums.
     """
 
     name: str
@@ -106,13 +106,13 @@ def emit_staged(
     """Returns the functor of a rule with stages, which calls the rule's.
 
     Args:
-        name: What the rule is called with its stages.
-        rule: The functor of the rule alone.
-        constants: What the functor says of itself, by names.
-        fields: The scalars behind those of the rule, in C++.
+        name: The name of the rule with its stages.
+        rule: The name of the rule's own functor.
+        constants: The functor's constants, by name.
+        fields: The stages' scalars in C++, which follow those of the rule.
         degrees: See `UpdateRule`.
         stages: By the function that calls them, in order; None stands for the rule.
-        slots: Those before the rule's.
+        slots: The stages' slots, which precede those of the rule.
         has_own_sums: Whether the rule has sums.
     """
     kinds = {"is": "bool", "num": "int", "written": "int"}
@@ -204,7 +204,7 @@ def _struct(name: str, lines: Sequence[str]) -> Functor:
     digest = hashlib.sha256("\n".join(_without_places(lines)).encode()).hexdigest()[:8]
     plain = re.sub("[^A-Za-z0-9_]", "_", name)
     struct = f"{plain}_{digest}"
-    guard = f"GPUOPT_TRACED_{struct}"  # as a rule and one with stages may stand in one text
+    guard = f"GPUOPT_TRACED_{struct}"  # one source may have a rule twice: alone, and with stages
     text = (
         f"namespace gpuopt {{\nnamespace traced {{\nstruct {struct} : RuleDefaults {{\n{body}\n"
         "};\n}\n}"

@@ -1,8 +1,8 @@
 """Stochastic rounding of what a rule writes to bfloat16 variables; see kernels/shared/rounding.cuh.
 
 A float32 becomes one of its two neighbours among the bfloat16: the upper one with the probability
-of its distance from the lower one, so that the mean is the number itself. What is a bfloat16
-already stays.
+of its distance from the lower one, so that the mean is the number itself. Numbers that are bfloat16
+stay as they are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Stages of a step around its rule: plain functions, each with its slots and its scalars.
 
-A stage is written for numpy, like a rule, and traced like one. `ORDER` says where each stands.
+A stage is written for numpy, like a rule, and traced like one. `ORDER` has the place of each.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gpuopt.rules.tracing import NUMBER, REALS, Program, Rank, trace
 
 RULE = "rule"
 
-# The names of all stages, in the order that they are run in: by the functions of a program that
-# loops call, one after the other.
+# The names of all stages in the order of a step: by the functions of a program, which loops call
+# one after the other.
 ORDER: dict[str, list[str]] = {
-    # As the gradient is read: they write it.
+    # When the gradient is read; they change it.
     "gradient": ["scaled", "clipped"],
-    # Before the rule, and in its place: these get the step that the rule makes from 0.
+    # Before and after the rule. A stage with `step` gets the rule's step from 0.
     "apply": ["decayed", RULE, "cautious"],
-    # As the variable and the slots are stored: loops do it, with the stage's scalars.
+    # When the variable and the slots are stored; loops do it, with the stage's scalars.
     "store": ["rounded"],
-    # Once the variable is stored: they get what is stored of it.
+    # After the variable is stored; they get its stored value.
     "follow": ["averaged"],
 }
 
@@ -37,20 +37,17 @@ class Stage:
     """A stage of a step.
 
     Attributes:
-        name: One of `ORDER`; what a rule with it is called: `decayed` for `decayed_adam`.
-        function: Its parameters are the arrays that it takes, by their names: `var`, `grad`,
-            `step`, or one of `slots`; or `number`, uint64, the number of each element in its
-            variable, which those of the gradient and of the store may take. Behind a `*`, scalars.
-            It writes in place.
-        slots: The slots that it has.
-        sums: Those of its scalars that are sums over the variable.
+        name: One of `ORDER`. It is a prefix of the rule's name, as `decayed` in `decayed_adam`.
+        function: Its positional parameters are arrays: `var`, `grad`, `step`, one of `slots`, or,
+            in stages of the gradient or the store, `number`, uint64, the number of each element in
+            its variable. Keyword-only parameters are scalars. It writes in place.
+        slots: The stage's own slots.
+        sums: The scalars that are sums over the variable.
         terms: Takes the gradient and the step, and returns an array for each of `sums`, whose
             elements are summed.
-        of_counts: Whether its scalars, and all others of the step, depend on how many steps a
-            device has made by its own count.
-        is_measured: Whether what measures gradients knows what it does to them.
-        is_of_named_rows: Whether it leaves an element as it is whose gradient is -0: see
-            `of_named_rows`.
+        of_counts: Whether a device chooses all scalars of the step by its own count of steps.
+        is_measured: Whether kernels that measure gradients take its effect into account.
+        is_of_named_rows: Whether it skips elements with the gradient -0: see `of_named_rows`.
     """
 
     name: str
@@ -98,10 +95,10 @@ class Stage:
 
     @computed_once
     def of_named_rows(self) -> Stage:
-        """The same, but that an element stays whose gradient is -0.
+        """The same stage, which skips elements with the gradient -0.
 
-        It is for a sparse gradient that is made dense: -0 stands in the rows that it does not name,
-        and nowhere else.
+        A sparse gradient that is made dense has -0 in all rows that it does not name, and nowhere
+        else.
         """
         return replace(self, is_of_named_rows=True)
 
@@ -127,7 +124,7 @@ class Stage:
 
 
 def in_order(stages: Sequence[Stage], function: str) -> list[Stage | None]:
-    """Returns those of a function of `ORDER`, in order; None stands for the rule."""
+    """Returns the stages of a function of `ORDER`, in order; None stands for the rule."""
     found: list[Stage | None] = []
     for name in ORDER[function]:
         found += [None] if name == RULE else [stage for stage in stages if stage.name == name]

@@ -29,7 +29,7 @@ class StagedRule(UpdateRule):
 
     @computed_once
     def is_emitted(self) -> bool:
-        """False: stages are emitted one by one; what is traced of the whole is replayed alone."""
+        """False: stages are emitted one by one. Only replay uses a trace of the whole."""
         return False
 
     @computed_once
@@ -92,16 +92,16 @@ class StagedRule(UpdateRule):
 
 @cache
 def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) -> StagedRule:
-    """Returns a rule with a stage more.
+    """Returns a rule with one more stage.
 
-    It has the stage's slots before those of `base`, as slots of rows are the last ones, and the
-    stage's scalars behind those of `base`.
+    The stage's slots come before those of `base`, because slots of rows must be last, and its
+    scalars after those of `base`.
 
     Args:
         base: A rule, which may have stages.
         stage: The stage.
-        stored: The type that the variable is rounded to before stages get it that follow; None if
-            it is the one that rules compute in.
+        stored: The type that the variable is rounded to before stages of "follow" get it; None for
+            the type that rules compute in.
     """
     rule, before = (base.rule, base.stages) if isinstance(base, StagedRule) else (base, ())
     stages = [each for name in ORDER for each in in_order((*before, stage), name) if each]
@@ -131,9 +131,9 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
 
 @cache
 def of_named_rows(rule: UpdateRule) -> UpdateRule:
-    """Returns the rule whose stages leave rows alone that a sparse gradient does not name.
+    """Returns the rule with stages that skip the rows that a sparse gradient does not name.
 
-    They still see the rule itself, as by a gradient of 0; see `Stage.of_named_rows`.
+    The rule itself still updates these rows, by a gradient of 0; see `Stage.of_named_rows`.
     """
     if not isinstance(rule, StagedRule):
         return rule
@@ -158,7 +158,7 @@ def _functions(
     names: Sequence[str],
     stored: np.dtype[Any] | None,
 ) -> tuple[Callable[..., None], Callable[..., Sequence[Any]]]:
-    """Returns what a rule and its stages do, and what they sum, of a gradient that is read."""
+    """Returns `apply` and `terms` of a rule with stages; both take the result of `gradient`."""
     first = len(names) - len(rule.slots)
     steps, after = in_order(stages, "apply"), in_order(stages, "follow")
     in_place = [stage for stage in steps if stage is not None and "step" in stage.arrays]

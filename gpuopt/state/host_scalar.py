@@ -37,7 +37,7 @@ class HostScalar(Variable):
 
     @property
     def _array(self) -> Any:
-        """What this thread reads and writes: a step's own number, while the real one is behind."""
+        """The array of this thread: a step's own number, while a GPU decides about steps."""
         if self.identity.behind is None:
             return self._known
         return own_numbers.of.get(self.identity, self._known)

@@ -52,16 +52,16 @@ CODED_FORMS: dict[SlotForm, CodedForm] = {
         Byte(Coding.SIGNED, ends_at_rows=False), Byte(Coding.SQUARES, ends_at_rows=False)
     ),
 }
-# Of what a state says about itself.
+# The names of entries that describe a saved state.
 _BITS, _BLOCK, _MAP, _CODINGS = "slot_bits", "slot_block", "slot_map", "slot_codings"
 _FORM, _MASTERS, _DTYPE = "slot_form", "masters", "slot_dtype"
 
 
 class SlotCodecs(dict[str, Codec]):
-    """The codecs of those slots that have one of their own, by name; nothing changes them.
+    """The codecs of slots that are not stored like their variable, by name. Immutable.
 
-    Master copies are the slot `MASTER`. All other slots have the type of their variable, or of its
-    master copy.
+    Master copies are the slot `MASTER`. A slot without an entry has the type of its variable, or of
+    the variable's master copy.
     """
 
     @computed_once
@@ -71,14 +71,14 @@ class SlotCodecs(dict[str, Codec]):
 
     @computed_once
     def masters(self) -> Masters | None:
-        """What master copies of 16-bit variables are; None if there are none."""
+        """The kind of master copies of 16-bit variables; None if there are none."""
         if MASTER not in self:
             return None
         return "remainder" if isinstance(self[MASTER], Split) else "float32"
 
     @property
     def slot_dtype(self) -> np.dtype[Any] | None:
-        """The type of slots that are one array each, with a type of its own; None without such."""
+        """The option `slot_dtype`; None if it was not given."""
         types = [
             codec.dtypes[0] for name, codec in self.items() if name not in (*self.coded, MASTER)
         ]
@@ -86,7 +86,7 @@ class SlotCodecs(dict[str, Codec]):
 
     @property
     def slot_form(self) -> SlotForm | None:
-        """The option that slots in 8 bits are stored by; None without such."""
+        """The option `slot_form` of slots in 8 bits; None if there are none."""
         codecs = {*self.coded.values()}
         return next((name for name in CODED_FORMS if codecs & {*CODED_FORMS[name]}), None)
 
@@ -97,12 +97,12 @@ class SlotCodecs(dict[str, Codec]):
         return codec_of(kept_dtype(dtype, self.masters), np.dtype(compute_type(dtype)))
 
     def array_names(self, slot_names: Iterable[str]) -> list[str]:
-        """Lists the names that a state has for the arrays of slots, in order."""
+        """Lists the names of the slots' arrays in a state, in order."""
         names = list(slot_names)
         return [*names, *(scales_name(name) for name in names if name in self.coded)]
 
     def without_scales(self, names: Iterable[str]) -> list[str]:
-        """Leaves out, of a state's names of arrays, those of scales."""
+        """Returns a state's names of arrays without those of scales."""
         scales = {*map(scales_name, self.coded)}
         return [name for name in names if name not in scales]
 
@@ -146,18 +146,18 @@ class SlotCodecs(dict[str, Codec]):
                 )
 
     def described(self) -> dict[str, Any]:
-        """Returns what a saved state says about its slots."""
-        said: dict[str, Any] = {}
+        """Returns the entries of a saved state that describe its slots."""
+        found: dict[str, Any] = {}
         if self.coded:
             codings = {name: each.name for name, each in self.coded.items()}
             [slot_map] = {each.map for each in self.coded.values()}
-            said = {_BITS: 8, _BLOCK: BLOCK, _MAP: slot_map, _FORM: self.slot_form}
-            said[_CODINGS] = codings
+            found = {_BITS: 8, _BLOCK: BLOCK, _MAP: slot_map, _FORM: self.slot_form}
+            found[_CODINGS] = codings
         if self.masters is not None:
-            said[_MASTERS] = self.masters
+            found[_MASTERS] = self.masters
         if self.slot_dtype is not None:
-            said[_DTYPE] = self.slot_dtype.name
-        return said
+            found[_DTYPE] = self.slot_dtype.name
+        return found
 
 
 def has_master(dtype: np.dtype[Any]) -> bool:
@@ -175,27 +175,27 @@ def stored_as_here(
 ) -> OptimizerState:
     """Returns a saved state with slots as an optimizer stores them.
 
-    Slots are decoded, and encoded again, where either run stores them in a type of its own. Where
-    both have the types of their variables, it is left to checks whether these agree.
+    A slot is decoded and encoded again if the saved or the new codec is not that of its variable.
+    If both are, later checks compare the types.
 
     Args:
         saved: A state of the right form.
-        optimizer: How it stores slots, and which slots are its own: what wrappers keep beside them
-            is of types that do not follow from options.
-        variables: The variables that exist, by their names in the state. Of others, slots that are
-            of a type of their own become those of float32 ones.
+        optimizer: Its codecs, and the names of its own slots. The types of other slots, which
+            wrappers keep, do not depend on options.
+        variables: The variables that exist, by their names in the state. Slots of all others become
+            those of float32 variables.
 
     Raises:
-        ValueError: the saved slots have blocks or a map that are not known, or are damaged.
+        ValueError: the saved slots have unknown blocks, an unknown map, or are damaged.
     """
     given = saved["hyperparameters"]
-    said: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    described: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     here = optimizer.slot_codecs
-    if not here and not any(map(said.get, (_CODINGS, _MASTERS, _DTYPE))):
+    if not here and not any(map(described.get, (_CODINGS, _MASTERS, _DTYPE))):
         return saved
     slots = {name: dict(by_variable) for name, by_variable in saved["slots"].items()}
-    copies = slots.get(MASTER, {}) if said.get(_MASTERS) else {}
-    decoded = _decode(slots, said, here)
+    copies = slots.get(MASTER, {}) if described.get(_MASTERS) else {}
+    decoded = _decode(slots, described, here)
     own = slots if optimizer.slot_names is None else optimizer.slot_names
     others = {MASTER, *(scales_name(name) for name in here.coded)}
     for slot_name in [name for name in slots if name in own and name not in others]:
@@ -203,7 +203,7 @@ def stored_as_here(
             array = np.asarray(value)
             dtype = variables[name].dtype if name in variables else np.dtype(np.float32)
             codec = here.of(slot_name, dtype)
-            is_apart = slot_name in decoded or bool(said.get(_DTYPE))
+            is_apart = slot_name in decoded or bool(described.get(_DTYPE))
             is_apart_here = slot_name in here
             if here.masters is None:
                 is_apart |= name in copies
@@ -221,7 +221,7 @@ def stored_as_here(
                 stored = quietly(partial(codec.new_arrays, numbers))
                 for part, new in zip(names, stored, strict=True):
                     slots.setdefault(part, {})[name] = new
-    if here.masters is None and said.get(_MASTERS):
+    if here.masters is None and described.get(_MASTERS):
         slots.pop(MASTER, None)
     for name, variable in variables.items():
         if not has_master(variable.dtype):
@@ -230,13 +230,13 @@ def stored_as_here(
 
 
 def _decode(
-    slots: dict[str, dict[str, Any]], said: Mapping[str, Any], here: SlotCodecs
+    slots: dict[str, dict[str, Any]], described: Mapping[str, Any], here: SlotCodecs
 ) -> list[str]:
-    """Decodes those slots in place that are in 8 bits, and not here; returns their names."""
-    theirs = said.get(_CODINGS)
+    """Decodes slots in place whose codes the optimizer does not have; returns their names."""
+    theirs = described.get(_CODINGS)
     if theirs is None:
         return []
-    found = [said.get(name) for name in (_BITS, _BLOCK, _MAP)]
+    found = [described.get(name) for name in (_BITS, _BLOCK, _MAP)]
     maps = sorted({codec.map for codec in _known_codecs().values()})
     is_known = found[:2] == [8, BLOCK] and is_one_of(found[2], maps)
     if not is_known or not isinstance(theirs, Mapping):
@@ -259,7 +259,7 @@ def decoded_array(codes: Any, scales: Any, coding: str, what: str) -> Array:
     """Returns the numbers of a saved slot in 8 bits.
 
     Raises:
-        ValueError: what is saved is no such slot.
+        ValueError: the arrays are not such a slot.
     """
     arrays = np.asarray(codes), np.asarray(scales)
     shape, by_rows = arrays[0].shape, arrays[0].ndim > 0 and arrays[1].ndim == 2
@@ -277,5 +277,5 @@ def decoded_array(codes: Any, scales: Any, coding: str, what: str) -> Array:
 
 
 def _known_codecs() -> dict[str, Coded]:
-    """Returns the codecs of slots in 8 bits, by the names that saved states have for them."""
+    """Returns the codecs of slots in 8 bits, by their names in saved states."""
     return {codec.name: codec for form in CODED_FORMS.values() for codec in form}

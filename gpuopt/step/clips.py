@@ -235,7 +235,7 @@ class StepClips:
             parts: All gradients of the step, with what updates them.
             refused: By device, the row flag that kernels read.
             copies: See `StepRequest`.
-            sums_inputs: Whether what rules sum is computed with them, where that is possible.
+            sums_inputs: Whether the rules' sums are computed, too, where possible.
         """
         self._sums_inputs = sums_inputs
         if not self._most:

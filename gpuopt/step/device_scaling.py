@@ -1,4 +1,4 @@
-"""Steps that a GPU may leave out, as a gradient is not finite, while the host goes on."""
+"""Steps that a GPU may skip because a gradient is not finite, while the host goes on."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from gpuopt.step.updates import Updates
 from gpuopt.variables.behind import counting, own_numbers
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.identity import Identity
-from gpuopt.variables.late_errors import hear_late, register
+from gpuopt.variables.late_errors import check_for_late_errors, register
 from gpuopt.variables.variable import Variable
 
-# What the numbers of a step follow from, beside the count: objects that do not change.
+# The objects that a step's numbers depend on, other than the count; they do not change.
 Key = Sequence[Any]
 # See `RuleUpdates.measured_names`.
 Names = Sequence[tuple[Sequence[int], Sequence[str], bool]]
-# Of a loss that is not scaled.
+# The rule of a loss that is not scaled: the scale is always 1.
 _STAYS = ScaleRule()
 
-# Calls that may turn out to be left out: for each, kernels get scalars.
+# Steps whose decision the host does not know yet: kernels get scalars for each possible count.
 _MOST_PROMISES = 8
 
 
@@ -61,14 +61,14 @@ class DeviceScale(NamedTuple):
 
 
 def reciprocal_on(loss_scale: Any, device: Device) -> Any:
-    """Returns what gradients of a scaled loss are multiplied by.
+    """Returns the factor that divides gradients by a loss scale.
 
     Args:
-        loss_scale: A number, or a `DeviceScale`: the host waits for none on a GPU.
-        device: Where the gradients are.
+        loss_scale: A number, or a `DeviceScale`, for which the host does not wait.
+        device: The gradients' device.
 
     Returns:
-        A float32; of a `DeviceScale`, a scalar array of the device.
+        A float32; for a `DeviceScale`, a scalar array on the device.
     """
     if isinstance(loss_scale, DeviceScale):
         return to_device(loss_scale.unscale(), device)
@@ -76,12 +76,12 @@ def reciprocal_on(loss_scale: Any, device: Device) -> Any:
 
 
 class _Count(NamedTuple):
-    """What a step is made by if a GPU has made some number of steps before it.
+    """The numbers of a step for one possible count of the steps before it.
 
     Attributes:
-        numbers: Of the variables that steps change, by identity: arrays that stay as they are.
-        of_step: What updates are given, `StepNumbers`; None if these are the numbers of a step that
-            was not prepared yet.
+        numbers: The values of the variables that steps change, by identity: arrays that nothing
+            writes.
+        of_step: The `StepNumbers` of the updates; None for a step that was not prepared yet.
     """
 
     numbers: Mapping[Identity, Any]
@@ -89,31 +89,32 @@ class _Count(NamedTuple):
 
 
 class _Promise(NamedTuple):
-    """A step that was enqueued, and that the GPU may leave out.
+    """An enqueued step, which the GPU may skip.
 
     Attributes:
         step: Its number, from 1.
-        seen: From `LossScalings.read`, after it.
+        outcome: The count after it and the first gradient that was not finite, from
+            `LossScalings.read`.
         names: `RuleUpdates.measured_names` of the step.
     """
 
     step: int
-    seen: Any
+    outcome: Any
     names: Names
 
 
 class _Chain(NamedTuple):
-    """Steps that a GPU decides about, one after the other: replaced by each, and never changed.
+    """Consecutive steps that a GPU decides about. Immutable: each step replaces it by another.
 
     Attributes:
-        scale: The loss scale after the last of them.
-        copies: The same on other devices that have had part in the last one.
-        devices: Where the updates were.
-        last: The last of them, or one that was to follow.
-        num_calls: How many steps were to be made.
-        num_made: How many of them are known to be made.
-        counts: For each number that the GPU may have made, from the known one on.
-        promises: The steps of which it is not known, the oldest first: one less than `counts`.
+        scale: The loss scale after the last promised step.
+        copies: The same on the other devices of that step.
+        devices: All devices of the updates.
+        last: The last step that `counts` was computed for, even if it was not promised.
+        num_calls: The number of promised steps.
+        num_made: How many of them the GPU has made, as far as the host knows.
+        counts: The numbers for each possible count, in ascending order; the first is `num_made`.
+        promises: The steps with an unknown decision, the oldest first: one less than `counts`.
     """
 
     scale: DeviceScale
@@ -129,19 +130,19 @@ class _Chain(NamedTuple):
 class DeviceScaling:
     """The loss scale of one optimizer, while a GPU decides about its steps; a `RowsBehind`.
 
-    Also the ledger of these steps. Each step that the host has enqueued is a promise until its
-    decision arrives. Meanwhile kernels are given the scalars for each number of steps that the GPU
-    may have made, and take those of its own count. The numbers that steps change, and the loss
-    scale, are behind: whoever reads or writes one waits for the GPU. The host takes none for known
-    that is not: so nothing has to be taken back, and a step that fails leaves no trace.
+    Also the ledger of these steps. An enqueued step is a promise until the GPU's decision arrives.
+    Until then, kernels get the scalars for each possible count of steps, and use those of the GPU's
+    own count. A read or write of a number that steps change, or of the loss scale, waits for the
+    GPU. The host never assumes a decision, so nothing is taken back, and a step that fails leaves
+    the ledger unchanged.
 
-    Where no loss is scaled, the scale is 1 and stays. A step that is not finite may be an error,
-    too, which is raised late: no step is made then until the host has heard of it.
+    If no loss is scaled, the scale is always 1. A step that is not finite can also be an error,
+    which is raised late: the GPU makes no step until the host has raised it.
 
     Attributes:
         lock: Held by a step from its decision to its promise, inside of `counting`.
-        last_nonfinite: Describes the first gradient that was not finite in the last step that had
-            one, of those that the host has heard of.
+        last_nonfinite: Describes the first gradient that was not finite in the last such step whose
+            decision has arrived.
     """
 
     holds_arrays = False
@@ -152,7 +153,7 @@ class DeviceScaling:
         accept_after: int | None = None,
         variables: Mapping[str, Variable] | None = None,
         *,
-        tell: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
         refuses: bool = False,
     ) -> None:
         """Does nothing yet.
@@ -160,24 +161,25 @@ class DeviceScaling:
         Args:
             rule: How the scale changes.
             accept_after: See `after_step`.
-            variables: By names of `ScaleState`, where the state is while no GPU has it; None if the
-                scale is 1 and stays.
-            tell: Called with a description of each step that was not finite, once the host hears of
-                it.
+            variables: They hold the state while no GPU has it, by the names of `ScaleState`; None
+                if the scale is always 1.
+            report: Called with a description of each step that was not finite, when its decision
+                has arrived.
             refuses: Whether such a step is an error.
         """
         self._rule = rule
         self._accept_after = accept_after
         self._variables = variables or {}
-        self._tell = tell
+        self._report = report
         self._refuses = refuses
         self.lock = Lock("what a GPU decides about steps")
         self.last_nonfinite: str | None = None
         self._chain: _Chain | None = None
-        # In the place of numbers while none is behind: another one after each chain.
+        # A step's own numbers while there is no chain: another empty mapping after each chain, so
+        # that a step notices that one has ended.
         self._settled: Mapping[Identity, Any] = {}
-        # What is still to be told, and to be raised.
-        self._untold: deque[str] = deque()
+        # Descriptions that are not reported yet, and the error that is not raised yet.
+        self._unreported: deque[str] = deque()
         self._refused: str | None = None
         if refuses:
             register(self)
@@ -192,8 +194,8 @@ class DeviceScaling:
 
         Args:
             step: Makes it; `prepare` is given the same key.
-            key: What the numbers of a step follow from, beside the count: objects. None if the host
-                has to know which steps were made.
+            key: The objects that the step's numbers depend on, other than the count. None if the
+                host must know which steps were made.
 
         Raises:
             FloatingPointError: an earlier step was not finite, and `refuses`; or this one, and
@@ -213,14 +215,14 @@ class DeviceScaling:
             else:
                 own_numbers.ledger, own_numbers.of = self, self._newest
             step()
-        finally:  # without a call: after Ctrl-C at one, this thread would see them for ever
+        finally:  # without a call: Ctrl-C at one would leave them to this thread for ever
             own_numbers.ledger, own_numbers.of = outer, outer_numbers
         if self._refuses and environment.settings().checks_at_once:
             self.raise_late(wait=True)
 
     @property
     def _newest(self) -> Mapping[Identity, Any]:
-        """The numbers of the next step if all of the promises are kept."""
+        """The numbers of the next step if the GPU makes all promised ones."""
         chain = self._chain
         return self._settled if chain is None else chain.counts[-1].numbers
 
@@ -236,11 +238,11 @@ class DeviceScaling:
         """Has a GPU decide about a step, if it can; returns whether it will.
 
         Args:
-            key: What `call` was given.
-            optimizer: Whose step it is; it has been prepared.
+            key: The same as for `call`.
+            optimizer: The step's, prepared.
             updates: The step's.
-            loss_scale: What gradients are multiplied by: a number, or a `DeviceScale`.
-            can_skip: Whether the step may be left out without the host's help.
+            loss_scale: The factor in the gradients: a number, or a `DeviceScale`.
+            can_skip: Whether the GPU can skip the step without the host.
 
         Raises:
             FloatingPointError: an earlier step was not finite, and `refuses`.
@@ -261,9 +263,9 @@ class DeviceScaling:
         self._wait(leave=0)
         with undoing(), counting:
             self._settle()
-        self._raise_heard()
+        self._report_and_raise()
         is_known = own_numbers.of is self._settled
-        # The host counts it, once it knows the steps that other threads make meanwhile.
+        # The host counts the step. First it waits for steps that other threads make meanwhile.
         own_numbers.ledger, own_numbers.of = None, {}
         if not is_known:
             updates.fix_scalars_anew()
@@ -299,9 +301,9 @@ class DeviceScaling:
         updates.decide_on_gpu(decision, chain.scale.device, unscale, every)
 
     def _follow(self, step: _DecidedStep, updates: RuleUpdates) -> _Chain | None:
-        """Returns the chain with what a step is given for each count.
+        """Returns the chain, with a step's numbers for each count.
 
-        None if there is none that the step can follow in: then nothing is behind.
+        Ends the chain and returns None if its numbers are not those of the step.
 
         Raises:
             FloatingPointError: an earlier step was not finite, and `refuses`.
@@ -335,14 +337,14 @@ class DeviceScaling:
     def while_written(
         self, written: Any, work: AbstractContextManager[Any], at: Any = ...
     ) -> AbstractContextManager[Any]:
-        """Settles even in a step of this thread, whose own number it is not that is written."""
+        """Settles even in a step of this thread: a write is not to the step's own numbers."""
         if not self.lock.is_this_threads:
             with undoing(), counting:
                 self._settle()
         return work
 
     def bring_up(self, rows: Any = None) -> None:
-        """Waits until the GPU has decided about all steps, and puts the host's numbers right.
+        """Waits until the GPU has decided about all steps, and assigns the variables' values.
 
         Does nothing in a step of this thread, which has numbers of its own.
         """
@@ -351,10 +353,10 @@ class DeviceScaling:
         self._wait(leave=0)
         with undoing(), counting:
             self._settle()
-        self._tell_all()
+        self._report_all()
 
     def raise_late(self, device: Device | None = None, *, wait: bool) -> None:
-        """Raises what a GPU has found in an earlier step; see `LateErrors`.
+        """Raises the error that a GPU has found in an earlier step; see `LateErrors`.
 
         Raises:
             FloatingPointError: the step was not finite. Neither it nor a later one was made.
@@ -364,12 +366,12 @@ class DeviceScaling:
             return
         if chain is not None and (wait or chain.promises) and device in (None, *chain.devices):
             self._wait(leave=0 if wait else _MOST_PROMISES - 1)
-            hear_late(counting, self._settle if wait else self._look)
-        self._raise_heard()
+            check_for_late_errors(counting, self._settle if wait else self._read_finished)
+        self._report_and_raise()
 
-    def _raise_heard(self) -> None:
-        """Tells and raises what was heard: not under the lock, as users have loggers."""
-        self._tell_all()
+    def _report_and_raise(self) -> None:
+        """Reports and raises what has arrived: without the lock, because this calls loggers."""
+        self._report_all()
         self._raise_refused()
 
     def _raise_refused(self) -> None:
@@ -380,14 +382,14 @@ class DeviceScaling:
             finally:  # not before: Ctrl-C in between would lose it
                 self._refused = None
 
-    def _tell_all(self) -> None:
-        while self._untold:
+    def _report_all(self) -> None:
+        while self._unreported:
             try:
-                found = self._untold.popleft()
-            except IndexError:  # another thread tells of it
+                found = self._unreported.popleft()
+            except IndexError:  # another thread reports it
                 return
-            if self._tell is not None:
-                self._tell(found)
+            if self._report is not None:
+                self._report(found)
 
     def _begin(self, step: _DecidedStep) -> Mapping[Identity, Any]:
         """Begins a chain, and returns the numbers that it begins with."""
@@ -398,23 +400,23 @@ class DeviceScaling:
         given: dict[str, Any] = {"loss_scale": np.float32(1)}
         given |= {name: each.numpy()[()] for name, each in self._variables.items()}
         scale = DeviceScale(_scalings(step.device).new(ScaleState(**given)), step.device)
-        # Before there is a chain: Ctrl-C in between leaves no number that nobody puts right.
+        # Before there is a chain: after Ctrl-C in between, a read still finds the right number.
         for each in (*step.variables, *self._variables.values()):
             each.identity.behind = self
         self._chain = _Chain(scale, {}, (), step, 0, 0, [_Count(numbers, None)], [])
         return numbers
 
-    def _look(self) -> None:
-        """Learns what the GPU has decided, without waiting unless it is far behind."""
+    def _read_finished(self) -> None:
+        """Reads the decisions that have arrived; waits only if there are too many promises."""
         with self.lock:
-            self._hear(leave=_MOST_PROMISES - 1)
+            self._read_decisions(leave=_MOST_PROMISES - 1)
             if self._refused is not None:
                 self._settle()
 
     def _settle(self) -> None:
-        """Ends a chain, if there is one, by what the GPU has decided; again, if interrupted."""
+        """Ends the chain, if there is one, after all decisions; can be repeated if interrupted."""
         with self.lock:
-            self._hear(leave=0)
+            self._read_decisions(leave=0)
             self._end()
 
     def _end(self) -> None:
@@ -442,21 +444,21 @@ class DeviceScaling:
                 each.identity.behind = None
 
     def _wait(self, leave: int) -> None:
-        """Waits as `_hear` would, before locks are taken that steps of other optimizers take."""
+        """Waits like `_read_decisions`, before taking locks that other optimizers' steps need."""
         chain = self._chain
         if chain is not None:
             for promise in chain.promises[: max(0, len(chain.promises) - leave)]:
-                promise.seen.wait(_waited_for(chain))
+                promise.outcome.wait(_waited_for(chain))
 
-    def _hear(self, leave: int) -> None:
-        """Hears of promises, the oldest first; waits while there are more than some number."""
+    def _read_decisions(self, leave: int) -> None:
+        """Reads decisions, the oldest first; waits while more than `leave` promises are left."""
         while (chain := self._chain) is not None and chain.promises:
             first, *promises = chain.promises
             if len(chain.promises) > leave:
-                first.seen.wait(_waited_for(chain))
-            if not first.seen.is_done:
+                first.outcome.wait(_waited_for(chain))
+            if not first.outcome.is_done:
                 return
-            num_made, *bad = map(int, first.seen.values)
+            num_made, *bad = map(int, first.outcome.values)
             if bad[0] == first.step:
                 self._note(chain, first, bad[1])
             is_made = num_made > chain.num_made
@@ -464,10 +466,10 @@ class DeviceScaling:
             self._chain = chain._replace(num_made=num_made, counts=counts, promises=promises)
 
     def _note(self, chain: _Chain, promise: _Promise, gradient: int) -> None:
-        """Notes a step that was not finite; again, if it was interrupted."""
+        """Notes a step that was not finite; can be repeated if interrupted."""
         found = self.last_nonfinite = _describe(gradient, promise.names)
-        if self._tell is not None:
-            self._untold.append(found)
+        if self._report is not None:
+            self._unreported.append(found)
         if self._refuses:
             later = chain.num_calls - promise.step
             since = f", nor by the {later} calls since" if later else ""
@@ -482,10 +484,10 @@ class _DecidedStep:
 
     Attributes:
         lock: Of the ledger.
-        key: What `DeviceScaling.call` was given.
-        device: Which GPU it is.
+        key: See `DeviceScaling.call`.
+        device: The GPU.
         counter: The global step; None if there is none.
-        variables: In host memory, those that count steps: powers, counters, the global step.
+        variables: All that the step changes in host memory: powers, counters, the global step.
         loss_scale: See `DeviceScaling.prepare`.
     """
 
@@ -508,7 +510,7 @@ class _DecidedStep:
         return is_same and all(map(is_, self.variables, other.variables))
 
     def is_like(self, other: _DecidedStep) -> bool:
-        """Whether they also follow from the same hyperparameters."""
+        """Whether their numbers also depend on the same hyperparameters."""
         return self.counts_like(other) and all(map(is_, self.key, other.key))
 
     def decide(self, updates: RuleUpdates) -> None:
@@ -519,15 +521,15 @@ class _DecidedStep:
 
 
 def _counts_of(chain: _Chain, step: _DecidedStep, updates: RuleUpdates) -> list[_Count] | None:
-    """Returns what a step is given for each count; None if its numbers are not those of `chain`.
+    """Returns a step's numbers for each count; None if those of `chain` are not valid for it.
 
-    They are others where powers or counters follow from a hyperparameter that was set.
+    This is so after a hyperparameter was set that powers or counters depend on.
     """
     if not step.counts_like(chain.last):
         return None
     *earlier, newest = chain.counts
     if step.is_like(chain.last):
-        if own_numbers.of is not newest.numbers:  # another thread has made a step, or heard of one
+        if own_numbers.of is not newest.numbers:  # another thread has made a step, or ended a chain
             own_numbers.of = newest.numbers
             updates.fix_scalars_anew()
         return [*earlier, newest._replace(of_step=updates.numbers)]
@@ -542,7 +544,7 @@ def _counts_of(chain: _Chain, step: _DecidedStep, updates: RuleUpdates) -> list[
 
 
 def _counted(before: _Count, step: _DecidedStep, updates: RuleUpdates) -> Mapping[Identity, Any]:
-    """Returns the numbers that a step makes of others, which stay as they are."""
+    """Returns copies of numbers, as they are after a step."""
     numbers = {identity: number.copy() for identity, number in before.numbers.items()}
     try:
         own_numbers.of = numbers
@@ -560,7 +562,7 @@ def _waited_for(chain: _Chain) -> str:
 
 
 def _describe(gradient: int, names: Names) -> str:
-    """Says what was not finite: a gradient by its number, or -1 for one that was clipped."""
+    """Describes what was not finite: the gradient of a number, or, for -1, a clipped one."""
     for numbers, named, is_sparse in names:
         if gradient in numbers:
             found = f'gradient for "{named[numbers.index(gradient)]}" is not finite'

@@ -16,7 +16,7 @@ from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.step.pairs import Gradient
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.late_errors import hear_late, register
+from gpuopt.variables.late_errors import check_for_late_errors, register
 from gpuopt.variables.variable import Variable
 
 # Undoes a call, given the devices that have refused it.
@@ -156,7 +156,7 @@ class RowChecks:
             IndexError: a row was out of range; its call and all later ones are undone.
         """
         if self.calls:
-            hear_late(self._lock, partial(self._raise_found, device, wait=wait))
+            check_for_late_errors(self._lock, partial(self._raise_found, device, wait=wait))
 
     def _raise_found(self, device: Device | None, *, wait: bool) -> None:
         self._read_flags()

@@ -210,10 +210,10 @@ class RuleUpdates:
                 )
 
     def _tables_with_codes(self) -> list[Variable]:
-        """Returns the variables with sparse gradients; their slots, if made, have blocks of rows.
+        """Returns the variables with sparse gradients; makes blocks of their slots end at rows.
 
         Raises:
-            NotImplementedError: the form has none such.
+            NotImplementedError: the form has no blocks that end at rows.
         """
         tables = [part.variables()[0] for part in self._parts if part.is_sparse]
         codecs = self._optimizer.slot_codecs
@@ -253,7 +253,7 @@ class RuleUpdates:
         self._of_counts = [self._numbers]
 
     def fix_scalars_anew(self) -> None:
-        """Does what `fix_scalars` does, by the numbers that this thread reads now."""
+        """Repeats `fix_scalars`, with the numbers that this thread reads now."""
         self._optimizer.this_thread.scalars = {}
         self._optimizer._prepare()
         self.fix_scalars()
@@ -411,7 +411,7 @@ class RuleUpdates:
 
     @property
     def numbers(self) -> StepNumbers:
-        """What updates are given, of variables of any type: for `decide_on_gpu`."""
+        """The numbers of the updates, for variables of any type: for `decide_on_gpu`."""
         scalars = {real: self._optimizer._scalars_for(real) for real in (np.float32, np.float64)}
         return self._numbers._replace(scalars=scalars)
 
@@ -428,8 +428,8 @@ class RuleUpdates:
             decision: How.
             device: Which GPU it is.
             unscale: See `unscale`; 0 for the reciprocal of the loss scale before the step.
-            of_counts: What `numbers` are for each count of steps that the GPU may have made: the
-                largest first, and then each one less than the one before it.
+            of_counts: `numbers` for each count of steps that the GPU may have made, in descending
+                order without gaps.
         """
         self._clips = self._optimizer._clips_of_step(unscale)
         assert self._clips is not None, "it is asked for"
@@ -458,11 +458,11 @@ class RuleUpdates:
         return describe_first(self.pairs()) or (CLIPPING_MAKES_NAN if is_clipped_to_nan else None)
 
     def _measure(self, units: Sequence[Unit], rules: Sequence[UpdateRule]) -> None:
-        """Computes the norms of the gradients of what is to be written, by rules with stages."""
+        """Computes the norms of the gradients of all units, with the rules of `_join`."""
         assert self._clips is not None, "they are asked for"
         every_part = list(chain.from_iterable(units))
         flags = self._optimizer.row_checks.flags_of_this_thread
-        # A later stage of the gradient changes what the rule itself sums.
+        # A stage of an option may change the gradient that the rule itself sums.
         own = [unit[0][0].rule for unit in units]
         sums_inputs = all(rule.degrees == its.degrees for rule, its in zip(rules, own, strict=True))
         self._clips.measure(every_part, flags, self.request.copies, sums_inputs)

@@ -1,4 +1,4 @@
-"""Options of optimizers that are stages of their steps, with numbers by the count of steps."""
+"""Options that add a stage to each step of an optimizer, with scalars by the count of steps."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class StageOfStep(ABC):
         """Returns the form of a rule that has the stage, and its scalars.
 
         Args:
-            rule: What updates variables.
-            dtype: Theirs.
+            rule: The rule of the variables.
+            dtype: The variables' type.
             scalars: The rule's, for each group.
         """
 
 
 class StageOption(ABC):
-    """What an optimizer is given for such an option.
+    """Such an option, with the value that an optimizer got for it.
 
     Attributes:
-        name: The argument's.
-        counter: The optimizer's own variable that counts its steps: float64, as far as that counts.
-        range: The numbers that the count can be.
+        name: The argument's name.
+        counter: The name of the optimizer's variable that counts its steps, in float64.
+        range: The values that the count can have.
     """
 
     name: ClassVar[str]
@@ -47,29 +47,29 @@ class StageOption(ABC):
     @classmethod
     @abstractmethod
     def checked(cls, given: Any, optimizer: Any) -> StageOption:
-        """Returns the option as it is given to a `RuleOptimizer`.
+        """Returns the option for an argument of a `RuleOptimizer`.
 
         Raises:
-            TypeError, ValueError: it is refused.
+            TypeError, ValueError: the value is not allowed, or not with other options.
         """
 
     @abstractmethod
     def described(self) -> Any:
-        """Returns what a checkpoint mentions for its reader."""
+        """Returns the value that a checkpoint shows to its reader."""
 
     def first_number(self, variable: Variable) -> int:
-        """Returns the number from which on its stage numbers the elements of a variable.
+        """Returns the number of a variable's first element, for stages of the gradient.
 
-        It is at least 0, and below 2^62. The same for all variables unless a class says otherwise.
+        It is at least 0 and less than 2^62. By default, it is 0.
         """
         return 0
 
     @abstractmethod
     def of_step(self, steps: int) -> StageOfStep:
-        """Returns the stage of the step after so many others."""
+        """Returns the stage of the next step after some number of steps."""
 
     def create_counter(self, state: State, device: Device) -> None:
-        """Makes the count of steps, if it is missing."""
+        """Makes the counter, if it is missing."""
         if state.other(self.counter) is None:
             state.create_host_scalar(self.counter, np.float64(0), device)
 

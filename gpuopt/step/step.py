@@ -364,7 +364,7 @@ class Step:
         """Asks all additions; takes back what was made for a step that is left out or refused."""
         is_made = keeps_new_slots = False
         try:
-            if updates.gpu_decides is None:  # what is measured may be variables, too
+            if updates.gpu_decides is None:  # additions may measure variables
                 self._bring_up(updates)
             else:
                 updates.gpu_decides.decide(updates)
@@ -382,7 +382,7 @@ class Step:
         return True
 
     def _bring_up(self, updates: Updates) -> None:
-        """Has the variables to be updated be as others left them."""
+        """Brings the variables to be updated up to date."""
         if tables_behind.members_of_tables:
             tables_behind.bring_up_written(updates, self._optimizer.state)
 

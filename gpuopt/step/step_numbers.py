@@ -1,4 +1,4 @@
-"""What updates are given that depends on how many steps were made before."""
+"""Per-step values that depend on the step count: scalars, averaging weights, stages."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class StepNumbers(NamedTuple):
 
     Attributes:
         scalars: See `ThisThread.scalars`.
-        averages: Those that the optimizer moves; None if there are none.
-        stages: Those of its options.
+        averages: The averages that the optimizer moves; None if there are none.
+        stages: The stages of its options.
     """
 
     scalars: ScalarsByType
@@ -55,7 +55,7 @@ class StepNumbers(NamedTuple):
         """Returns the form of a rule that has all stages but clipping, and its scalars.
 
         Args:
-            rule: What updates the batch.
+            rule: The rule of the batch.
             batch: Variables of one device and dtype.
             is_averaged: Whether the rule moves their averages.
             scalars: The rule's, for each group.

@@ -28,7 +28,7 @@ Pair = tuple[Gradient, Variable]
 
 
 class Decider(Protocol):
-    """Has a GPU decide whether one step is made: then it counts the step, too.
+    """Has a GPU decide whether one step is made, and counts the step.
 
     Attributes:
         lock: To be held from `decide` to the end of `promise`, inside of `counting`.
@@ -40,7 +40,7 @@ class Decider(Protocol):
         """Called before anything is written."""
 
     def promise(self, updates: Any) -> None:
-        """Called when all is enqueued: the step is counted once it is known to be made."""
+        """Called after all launches; the count follows when the decision has arrived."""
 
 
 class Updates(Protocol):

@@ -1,4 +1,4 @@
-"""What must be brought up to date before it is read or written, as rows behind their steps."""
+"""Values that are brought up to date before they are read or written, such as lazy rows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from gpuopt.locks import Lock
 
 
 class RowsBehind(Protocol):
-    """Knows which rows of a table have missed steps, and what these would have done.
+    """Brings a table's lazy rows up to date: they have missed steps.
 
-    Or which steps a GPU has left out, of those that change a number: of this, `rows` is None.
-    Or that a variable has a master copy, to which is written what is written to it.
+    Other classes do the same for a number while a GPU decides about steps that change it, for which
+    `rows` is None, and for a variable with a master copy, where a write to one goes to both.
 
     Attributes:
-        holds_arrays: Whether it is for these arrays alone, and goes when rows come or go.
+        holds_arrays: Whether it is for the present arrays only, and is dropped when rows come or
+            go.
     """
 
     holds_arrays: bool
@@ -33,22 +34,22 @@ class RowsBehind(Protocol):
     def while_written(
         self, written: Any, work: AbstractContextManager[Any], at: Any = ...
     ) -> AbstractContextManager[Any]:
-        """Returns a context that is `work`, inside which a user writes what was brought up.
+        """Returns a context for a user's write, after `bring_up`; it enters `work`.
 
         Args:
-            written: The identity of what is written.
-            work: Of the backend.
-            at: The index of what is written.
+            written: The identity of the variable that is written.
+            work: The backend's context for a write.
+            at: The index of the written elements.
         """
 
 
 class _OwnNumbers(threading.local):
-    """The numbers that a step of this thread computes with, where it does not know the real ones.
+    """The numbers that a step of this thread computes with, while a GPU decides about others.
 
-    User code that the step calls does not see them: it waits for the real ones.
+    User code in the step does not read them, and waits for the GPU.
 
     Attributes:
-        of: Arrays, by the identities of variables that are behind.
+        of: Arrays, by the identities of the variables that count steps.
         ledger: The `RowsBehind` that may have a GPU decide about the step; else None.
     """
 
@@ -58,6 +59,6 @@ class _OwnNumbers(threading.local):
 
 own_numbers = _OwnNumbers()
 
-# Held inside the gate while a step changes the numbers that count steps, or has a GPU change them:
+# Held inside the gate while the host changes numbers that count steps, or has a GPU change them:
 # steps of several threads and optimizers may change the same ones.
 counting = Lock("the numbers that count steps")

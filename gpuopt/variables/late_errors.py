@@ -38,22 +38,22 @@ def raise_late_errors(device: Device) -> None:
         source.raise_late(device, wait=True)
 
 
-def hear_late(lock: Lock, hear: Callable[[], None]) -> None:
-    """Calls what asks GPUs for late errors, inside the gate and with a lock.
+def check_for_late_errors(lock: Lock, check: Callable[[], None]) -> None:
+    """Calls a function that reads GPUs' late errors, inside the gate and with a lock.
 
-    A read by a signal handler in the middle of an update waits for no step of another thread, which
-    may wait for this update: what is found is raised later.
+    A read by a signal handler in the middle of an update does not wait for another thread's step,
+    which may wait for this update: the error is then raised later.
 
     Args:
         lock: Held by steps of the same source.
-        hear: May undo what was counted.
+        check: May undo the count of a step.
     """
     with undoing():
-        if not call_if_free(lock, hear) and not _is_updating():
+        if not call_if_free(lock, check) and not _is_updating():
             with lock:
-                hear()
+                check()
 
 
 def _is_updating() -> bool:
-    """Whether this thread is in the middle of an update: then a signal handler's read asks."""
+    """Whether this thread is in the middle of an update, and so in a signal handler."""
     return any(lock.is_this_threads for backend in gpu_backends for lock in backend.locks)

@@ -172,7 +172,7 @@ class CudaLossScalings:
     ) -> Iterator[LossDecision]:
         """Inside, a launch may write `after`, as the decision says that kernels take."""
         before, rule = decision.before, decision.rule
-        # The flag, too: the host clears it once it has heard of refused rows.
+        # The flag, too: the host clears it after it has read which rows are refused.
         read = (before,) if refused is None else (before, refused)
         accept_after = -1 if decision.accept_after is None else decision.accept_after
         self._order.follow((before,))

@@ -28,21 +28,20 @@ def slot_codecs_of(
     slot_dtype: SlotDtype | type[Any] | np.dtype[Any] | None,
     masters: Masters | type[Any] | np.dtype[Any] | None,
 ) -> SlotCodecs:
-    """Returns the codecs of slots that have one of their own.
+    """Returns the codecs of the slots that are not stored like their variable.
 
-    Where an option is a type, numpy's type stands for its name.
+    Types may be given by name, or as numpy's types.
 
     Args:
         rule: The optimizer's.
-        optimizer: Its class's name, for errors.
-        slot_bits: An option of `RuleOptimizer`, as all that follow.
-        slot_form: See above.
-        slot_dtype: See above.
-        masters: See above.
+        optimizer: The name of its class, for errors.
+        slot_bits: See `RuleOptimizer`.
+        slot_form: See there.
+        slot_dtype: See there.
+        masters: See there.
 
     Raises:
-        ValueError: an option has another value, the rule's slots cannot be stored so, or options
-            do not go together.
+        ValueError: an option has an unknown value, does not fit the rule, or excludes another one.
     """
     codecs = SlotCodecs()
     if isinstance(slot_bits, bool) or not is_one_of(slot_bits, (8, 32)):
@@ -66,7 +65,7 @@ def coded_slots(rule: UpdateRule, form: SlotForm) -> dict[str, Coded]:
     """Returns the codecs of a rule's slots in 8 bits.
 
     Raises:
-        ValueError: the form is unknown, or the rule does not say that all its slots may be.
+        ValueError: the form is unknown, or a slot is not in `UpdateRule.eight_bit`.
     """
     if not is_one_of(form, CODED_FORMS):
         raise ValueError(f"slot_form must be one of {list(CODED_FORMS)}, got {form!r}")
@@ -107,9 +106,9 @@ def _checked_masters(given: Any) -> str:
 
 def _name_of_dtype(given: Any) -> Any:
     """Returns the name of a type, as `np.float32` or `np.dtype("float32")`; all else as it is."""
-    if not isinstance(given, type | np.dtype):  # an array or a number has a type, and is none
+    if not isinstance(given, type | np.dtype):  # np.dtype of an array would be its elements' type
         return given
     try:
         return np.dtype(given).name
-    except (TypeError, ValueError):  # it names none
+    except (TypeError, ValueError):  # no type has this name
         return given
