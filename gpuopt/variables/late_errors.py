@@ -49,11 +49,11 @@ def check_for_late_errors(lock: Lock, check: Callable[[], None]) -> None:
         check: May undo the count of a step.
     """
     with undoing():
-        if not call_if_free(lock, check) and not _is_updating():
+        if not call_if_free(lock, check) and not is_updating():
             with lock:
                 check()
 
 
-def _is_updating() -> bool:
+def is_updating() -> bool:
     """Whether this thread is in the middle of an update, and so in a signal handler."""
     return any(lock.is_this_threads for backend in gpu_backends for lock in backend.locks)

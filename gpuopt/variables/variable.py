@@ -18,10 +18,10 @@ from gpuopt.device import Device, device_of
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.interrupts import at_once
 from gpuopt.listed import ListsWhatUsersNeed
-from gpuopt.variables.behind import own_numbers
+from gpuopt.variables.behind import counting, own_numbers
 from gpuopt.variables.gate import is_between_writes, is_writing, writing
 from gpuopt.variables.identity import Identity, identity_of, move_identity
-from gpuopt.variables.late_errors import raise_late_errors
+from gpuopt.variables.late_errors import is_updating, raise_late_errors
 from gpuopt.variables.operands import check_shape, checked_operand
 from gpuopt.variables.operators import (
     ArrayOperators,
@@ -364,7 +364,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         """Does what `assign` does, and leaves an unfinished step unsettled."""
         with reading(value):
             value = checked_operand(self, value)
-            with writing(), self._lock(use_locking), self._writing(value):
+            with writing(), self._lock(use_locking), self._counting(), self._writing(value):
                 check_shape(self, value)
                 self._array[...] = value
 
@@ -372,7 +372,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         """Adds `delta` in place; see `assign`."""
         with reading(delta):
             delta = checked_operand(self, delta)
-            with writing(), self._lock(use_locking), self._writing(delta):
+            with writing(), self._lock(use_locking), self._counting(), self._writing(delta):
                 check_shape(self, delta)
                 np.add(self._array, delta, out=self._array, casting="same_kind")
         return self
@@ -381,7 +381,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         """Subtracts `delta` in place; see `assign`."""
         with reading(delta):
             delta = checked_operand(self, delta)
-            with writing(), self._lock(use_locking), self._writing(delta):
+            with writing(), self._lock(use_locking), self._counting(), self._writing(delta):
                 check_shape(self, delta)
                 np.subtract(self._array, delta, out=self._array, casting="same_kind")
         return self
@@ -415,7 +415,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         Args:
             use_locking: See `assign`.
         """
-        with writing(), self._lock(use_locking), self._writing():
+        with writing(), self._lock(use_locking), self._counting(), self._writing():
             np.add(self._array, self.dtype.type(1), out=self._array)
 
     def count_down(self, note: Callable[[], object]) -> None:
@@ -424,7 +424,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         Args:
             note: A method of a built-in type.
         """
-        with writing(), self._writing():
+        with writing(), self._counting(), self._writing():
             one = self.dtype.type(1)
             subtract = partial(np.subtract, self._array, one, out=self._array)
             at_once([subtract, note])
@@ -436,6 +436,14 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
 
     def _lock(self, use_locking: bool) -> AbstractContextManager[Any]:
         return self.identity.lock if use_locking else nullcontext()
+
+    def _counting(self) -> AbstractContextManager[Any]:
+        """Keeps steps of other threads from having a GPU change a number while it is written.
+
+        A signal handler in the middle of an update does not wait for them, as they may wait for it.
+        """
+        may_count = gpu_backends and self.ndim == 0 and self.memory.kind == "cpu"
+        return counting if may_count and not is_updating() else nullcontext()
 
     def _writing(
         self, *operands: Any, rows: Any = None, at: Any = ...
@@ -510,7 +518,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         refuse_masked(key, f'the index for "{self.name}"')
         value = checked_foreign(value, self, "the value")
         at = storage_of(key)
-        with writing(), reading(key, value), self._writing(key, value, at=at):
+        with writing(), reading(key, value), self._counting(), self._writing(key, value, at=at):
             self._array[at] = value_on_device(value, self, self.dtype)
 
     def __len__(self) -> int:

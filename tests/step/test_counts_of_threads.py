@@ -78,6 +78,39 @@ def test_optimizers_of_several_threads_may_count_in_one_global_step(
     assert int(step) == sum(made)
 
 
+@pytest.mark.parametrize("use_locking", [False, True])
+@pytest.mark.usefixtures("threads_that_alternate")
+def test_what_a_thread_adds_to_the_global_step_is_not_lost_beside_steps(
+    use_locking: bool, every_schedule: str
+) -> None:
+    step = Variable(0, name="step", trainable=False)
+    optimizers = [OPTIMIZERS[kind](0.1) for kind in ("skip", "scale")]
+    good, bad = on_gpu(1), on_gpu(np.nan)
+    is_done = threading.Event()
+    num_added = 0
+
+    def add() -> None:
+        nonlocal num_added
+        while not is_done.wait(0.0005):
+            step.assign_add(1, use_locking)
+            num_added += 1
+
+    def work(optimizer: Any) -> None:
+        variable = Variable(np.zeros(3, np.float32), device="gpu:0")
+        for at in range(50):
+            optimizer.apply_gradients([(bad if at % 5 == 4 else good, variable)], step)
+
+    adding = threading.Thread(target=add)
+    threads = [threading.Thread(target=work, args=(each,)) for each in optimizers]
+    for thread in (adding, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    is_done.set()
+    adding.join()
+    assert int(step) == 80 + num_added
+
+
 @pytest.mark.parametrize("kind", ["skip", "raise"])
 def test_a_step_that_the_host_decides_about_is_counted_beside_one_of_another_thread(
     kind: str, every_schedule: str, monkeypatch: pytest.MonkeyPatch
