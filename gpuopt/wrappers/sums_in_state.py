@@ -135,6 +135,7 @@ class SumsInState:
 
     def reset(self) -> None:
         """Forgets what is summed."""
+        self._state.settle_expected()  # a copy's, which would keep slots alive that are forgotten
         self._sums.clear()
         self._is_restored = self.is_spread = False
         for key in [key for key in self._state.waiting_slots if key[0] in self.slot_names]:

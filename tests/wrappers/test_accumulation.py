@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -428,6 +429,18 @@ def test_rows_come_and_go_between_steps_unless_slices_are_kept() -> None:
     optimizer.apply_accumulated()
     gpuopt.rows(table).remove([0])
     assert table.numpy().tolist() == [[-2], [-2]]
+
+
+def test_rows_of_a_copy_come_and_go_once_its_slices_are_dropped() -> None:
+    table = Variable(np.ones((4, 2), np.float32), name="table")
+    optimizer = GradientAccumulationOptimizer(gpuopt.LazyAdamOptimizer(0.1), 3)
+    rows = IndexedSlices(np.ones((1, 2), np.float32), np.array([3]))
+    optimizer.apply_gradients([(rows, table)])
+    copied, of_copy = copy.deepcopy((table, optimizer))
+    of_copy.reset()
+    gpuopt.rows(copied).keep([0, 2])
+    assert copied.shape == (2, 2)
+    assert optimizer.accumulated_steps == 1
 
 
 def test_a_new_row_has_no_part_in_a_restored_sum() -> None:

@@ -636,8 +636,10 @@ def save(program: Program) -> None:
     values = {label: each.numpy() for label, each in program.real.items()}
     labels = sorted(program.model.averages)
     averages = {n: program.averages.average(program.real[n]).numpy() for n in labels}
-    has_masters = "masters" in program.form.options
-    program.saved.append((saved, has_masters, values, averages, program.model.copied()))
+    # A step makes them: those that were restored without one are not there yet.
+    own = program.own
+    masters = [n for n, v in program.real.items() if own.get_slot(v, "master") is not None]
+    program.saved.append((saved, masters, values, averages, program.model.copied()))
     del program.saved[:-4]
 
 
@@ -646,7 +648,7 @@ def restore(program: Program) -> None:
     if not program.saved:
         return
     program.check()
-    saved, has_masters, values, averages, model = program.choose(program.saved)
+    saved, masters, values, averages, model = program.choose(program.saved)
     if not set(program.model.slots) <= set(model.slots):  # those would be missing
         return
     if set(program.model.averages) != set(averages):
@@ -672,7 +674,7 @@ def restore(program: Program) -> None:
     for label, value in values.items():
         if "masters" not in program.form.options:
             program.model.values[label] = value.astype(np.float64)
-        elif not has_masters and not is_new:  # those that there are follow what is written
+        elif label not in masters and not is_new:  # those that there are follow what is written
             program.model.values[label] = kept[label]
             program.write(label, value.astype(np.float64))
     assert (scaling is None) == (program.model.scaling is None)
