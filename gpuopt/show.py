@@ -53,7 +53,7 @@ _ALONE: dict[str, Any] = {
     "weight_decay": 0.01,
 }
 _SHORT = {"clip": "clip_norm"}
-# What stages write or get, by the function of a program that calls them.
+# The arrays of stages, by the function of a program that calls them.
 _OF_FUNCTIONS = {"apply": "variable", "follow": "stored"}
 # For hyperparameters without a default.
 _NUMBER = 0.5

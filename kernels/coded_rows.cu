@@ -5,7 +5,8 @@
 
 namespace gpuopt {
 
-// The addresses of a variable, of its slots' codes and of their scales, passed by value.
+// The addresses of a variable, of its slots' codes, of their scales, and of the array beside the
+// variable, passed by value.
 template <class Program>
 using CodedArraysOf = Arrays<num_coded_arrays<Program>>;
 

@@ -41,8 +41,8 @@ class Target(NamedTuple):
             rule's row slots. Where they are in 8 bits, the codes of each, and then the scales of
             each: see `CodedValues`.
         beside: The second array that stores the variable, if its codec has two.
-        first_number: The number of the variable's first element, from which on stages of the
-            gradient number elements: so those of two variables differ.
+        first_number: The number of the variable's first element, for stages of the gradient: so
+            the elements of two variables can have different numbers.
     """
 
     var: Array

@@ -18,7 +18,7 @@ class Decision(NamedTuple):
         rule: How the loss scale changes.
         accept_after: See `after_step` of rules/loss_scaling.py.
         before: The loss scale before the step, from `LossScalings.new` or `Decided.after`.
-        host_count: How many steps were made at most, of those since `LossScalings.new`.
+        host_count: The largest possible count of steps since `LossScalings.new`.
         step: Which step since then it is, from 1.
         stops: Whether no step is made after one that is not finite.
         copies: What is the same as `before` on other devices, as far as it is there.
@@ -39,7 +39,7 @@ class Decided(NamedTuple):
     Attributes:
         factors: See `Clips.factors`.
         after: The loss scale after the step; a row flag that is set if the step is left out.
-        host_count: How many steps were made at most, this one included.
+        host_count: The largest possible count of steps, with this one.
         num_counts: How many counts updates are given scalars for: each one less than the one before
             it.
         memory: What both arrays are in, to be brought to other devices, if there are any.

@@ -74,7 +74,7 @@ class CheckpointFile:
         metadata = header.metadata() or {}
         if metadata.get("format") != FORMAT:
             raise CheckpointError(f"{path} is a safetensors file, but not gpuopt's checkpoint")
-        # safetensors has checked the header; it takes longer to tell what is in it.
+        # safetensors has checked the header, but a call of it for each tensor would take longer.
         begin, entries = self._read_entries()
         names = header.offset_keys()
         self._check_header(metadata, {name: entries[name] for name in names})
@@ -164,7 +164,7 @@ class CheckpointFile:
         """
         memory = np.empty(BUFFER_BYTES, np.uint8)
         with self._buffered() as file:
-            # They stand in the file in this order, without gaps.
+            # The file has them in this order, without gaps.
             file.seek(min(self._offsets.values(), default=0))
             for number, (name, size) in enumerate(self._sizes.items()):
                 if size <= SMALL_BYTES:

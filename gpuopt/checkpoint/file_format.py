@@ -45,7 +45,7 @@ LATEST_TIME = 2**63 - 1
 BUFFER_BYTES = 1 << 20
 # A tensor of fewer bytes is written or read by one call.
 SMALL_BYTES = 1 << 16
-# How many tensors pass between two signs of progress, at most.
+# The most tensors between two reports of progress.
 MOST_TENSORS = 1024
 
 
@@ -68,7 +68,7 @@ def header_checksum(
 
 
 def checksum_of(content: bytes | memoryview) -> str:
-    """Returns what `hexdigest` of `new_checksum` returns of one piece."""
+    """Returns the checksum of one piece, as `new_checksum().hexdigest()` would be."""
     return str(_xxhash().xxh3_64_hexdigest(content))
 
 

@@ -44,7 +44,7 @@ def names_with_slots(
 
 
 def refuse_other_storage(optimizer: Optimizer) -> None:
-    """Raises ValueError for an optimizer that keeps numbers otherwise than torch's do."""
+    """Raises ValueError for an optimizer with state that torch's optimizers cannot have."""
     codecs = optimizer.slot_codecs
     if codecs.masters is not None:
         raise ValueError(

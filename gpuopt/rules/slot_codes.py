@@ -158,7 +158,7 @@ def decode(codes: Array, scales: Array, coding: Coding) -> Array:
 
 
 class SlotTables(NamedTuple):
-    """What encoding and decoding look up: `SlotTables` in kernels/shared/slot_codes.cuh.
+    """The tables for encoding and decoding: `SlotTables` in kernels/shared/slot_codes.cuh.
 
     Attributes:
         values: float32 [256], of each code.

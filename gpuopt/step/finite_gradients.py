@@ -14,9 +14,9 @@ from gpuopt.variables.variable import Variable
 
 
 class FiniteGradients:
-    """An `Addition`: a GPU decides if it can; else the host does, which waits for GPUs.
+    """An `Addition`: a GPU decides if it can; else the host decides, and waits for GPUs.
 
-    The host decides by the norms that are taken anyway, so that gradients are read once for both.
+    If norms are computed anyway, the host decides by these: gradients are read once for both.
     """
 
     _what_is_added = ""
@@ -29,14 +29,14 @@ class FiniteGradients:
         makes_step_of: Callable[[str | None], bool],
         takes_norms: bool,
     ) -> None:
-        """Takes the decision.
+        """Prepares the decision about one step.
 
         Args:
             on_gpu: The optimizer's; the step is made inside its `call`.
-            key: What that was given.
-            makes_step_of: Given the description of a gradient that is not finite, or None, returns
-                whether the step is made.
-            takes_norms: Whether the step takes norms of gradients anyway.
+            key: The key of that call.
+            makes_step_of: Returns whether the step is made, given the description of a gradient
+                that is not finite, or None.
+            takes_norms: Whether the step computes norms of gradients anyway.
         """
         self._on_gpu = on_gpu
         self._key = key
@@ -44,7 +44,7 @@ class FiniteGradients:
         self._takes_norms = takes_norms
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
-        # New slots go with a step that is left out, as no GPU could have them go.
+        # A step that is skipped must not leave new slots, and a GPU cannot remove them.
         is_on_gpu = self._on_gpu.prepare(
             self._key, optimizer, updates, 1, can_skip=not updates.created
         )

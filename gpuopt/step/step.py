@@ -402,7 +402,7 @@ class Step:
         self._update_ops += call_locked(locks, apply)
 
     def _finish_alone(self) -> None:
-        """Does what `_finish` does, with no other thread in between."""
+        """Calls `_finish`, with no other thread in between."""
         optimizer, counter = self._optimizer, self.counter
         if not optimizer.finish_is_undoable:  # a user's may make steps
             self._finish()

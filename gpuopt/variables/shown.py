@@ -51,7 +51,7 @@ def _corners(array: Any) -> Any:
 
 
 def _rows_shown(shape: tuple[int, ...]) -> Any:
-    """Returns the rows of which elements are shown; None of a number, which has none."""
+    """Returns the rows with shown elements; None for a number."""
     if not shape:
         return None
     rows = np.arange(shape[0])

@@ -84,7 +84,7 @@ inline void narrow(float value, Float16& stored) {
 //   num_arrays     how many arrays store the numbers,
 //   is_in_place    whether one array holds the numbers as rules compute with them, and no other,
 //   has_blocks     whether numbers are stored by blocks of codes with a scale,
-//   is_rounded     whether numbers are rounded at random first, where a rule asks for that,
+//   is_rounded     whether a rule with stochastic rounding rounds the numbers at random,
 //   of(value)      a number as it is once stored (codecs of variables alone),
 //   View           the `size` numbers from a place of its arrays on: each may be read, and then
 //                  written once; `close` is called when all are written.

@@ -44,7 +44,7 @@ Slots<Rule, Real> slots_at(Real* const* written, long long offset) {
   return slots;
 }
 
-// Updates an element of arrays of numbers as rules compute with them, by its number in its
+// Updates one element of arrays of the type that rules compute in; `number` is its number in its
 // variable. `inline`: else GCC calls it for each element of longer rules, and uses no vectors.
 template <class Rule, class Real>
 inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long at, Real grad,
@@ -67,8 +67,8 @@ inline Real squared(Real grad, long long number,
   return seen * seen;
 }
 
-// Adds up the squares of a row, whose first element has a number. `gradient_at(left, tile)` returns
-// where `tile` columns from `left` on are.
+// Adds up the squares of a row; `number` is that of its first element. `gradient_at(left, tile)`
+// returns the address of `tile` columns from `left` on.
 template <class Rule, class Real, class GradientAt>
 __attribute__((always_inline)) inline Real sum_of_squares(
     long long width, long long number, const GradientAt& gradient_at,
@@ -282,10 +282,10 @@ __attribute__((noinline, noclone)) void update_by_pieces(
 }
 
 // Updates some columns of one row, from `left` on, by the sum of its values. The variable and the
-// slots begin at the first of these columns, whose element has a number; see `update_rows` for the
-// row. Inlined: where the
-// compiler knows `tile`, it leaves out everything for other widths. Rows of several pieces are
-// apart: if their sum were `sum`, the compiler would keep no other sum in registers.
+// slots begin at the first of these columns, and `number` is that of its element; see `update_rows`
+// for the row. Inlined: where the compiler knows `tile`, it leaves out everything for other widths.
+// Rows of several pieces have a function of their own: if their sum were `sum`, the compiler would
+// keep no other sum in registers.
 template <class Rule, class Real, class Row>
 __attribute__((always_inline)) inline void update_tile(
     const Row& row, Real* var, const Slots<Rule, Real>& slots, const RowValues<Real>& values,
@@ -391,8 +391,8 @@ struct Update {
     const void* grad;
     std::intptr_t num_rows;
     std::intptr_t width;
-    std::intptr_t first;         // the number of the first element in its variable
-    std::intptr_t first_number;  // from which on stages of the gradient number the variable's
+    std::intptr_t first;         // the place of the first element in its variable
+    std::intptr_t first_number;  // of the variable's first element, for stages of the gradient
     const Scalars* scalars;
   };
 

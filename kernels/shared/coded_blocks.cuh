@@ -21,7 +21,7 @@ __device__ __forceinline__ int lanes_of_block(long long width) {
   return width < block_codes ? lanes_per_row((width + lane_codes - 1) / lane_codes) : warp_size;
 }
 
-// A block's copy of tables, in shared memory: threads look up at different places.
+// A thread block's copy of tables, in shared memory: its threads read different entries at once.
 template <const SlotTables& tables>
 __device__ __forceinline__ SlotTables& shared_copy() {
   __shared__ SlotTables copy;
@@ -42,7 +42,7 @@ GPUOPT_INLINE void prepare_tables() {
   }
 }
 
-// Every thread of the block must call it before one of them updates anything.
+// Every thread of a thread block must call it before any of them updates anything.
 template <class Program>
 __device__ __forceinline__ void prepare_codes() {
   Program::Codes::prepare();
@@ -50,12 +50,13 @@ __device__ __forceinline__ void prepare_codes() {
 }
 
 // How many arrays an update writes: a variable, an average if there is one, codes and scales, and
-// what is beside the variable.
+// the array beside the variable, if there is one.
 template <class Program>
 constexpr int num_coded_arrays =
     1 + 2 * Program::num_slots - Program::num_averages + BesideOf<Program>::num_arrays;
 
-// A variable, its average if the rule moves one, the codes of its slots, and their scales.
+// A variable, its average if the rule moves one, the codes of its slots, their scales, and the
+// array beside the variable, if there is one.
 template <class Program>
 struct CodedTarget : Numbered {
   VarOf<Program>* var;
@@ -64,8 +65,8 @@ struct CodedTarget : Numbered {
   Slots<Program, float> scales;
   BesideArray<BesideOf<Program>> beside;
 
-  // `arrays` holds the variable's address, that of the average, those of all codes, then those of
-  // all scales, and that of what is beside the variable.
+  // `arrays` holds the addresses of the variable, the average, all codes, all scales, and the array
+  // beside the variable.
   __device__ __forceinline__ explicit CodedTarget(const long long* arrays)
       : beside(arrays + 1 + 2 * Program::num_slots - Program::num_averages) {
     constexpr int first = Program::num_averages;
@@ -91,7 +92,7 @@ struct CodedTarget : Numbered {
   }
 };
 
-// What one lane has of a block.
+// One lane's elements of a block.
 struct LanePart {
   long long block;   // the block's number among those of the variable
   long long begin;   // the lane's first element
@@ -121,7 +122,7 @@ template <class Element>
 constexpr int lane_pack =
     pack_bytes / sizeof(Element) < lane_codes ? pack_bytes / sizeof(Element) : lane_codes;
 
-// Loads a lane's elements; what is not there becomes 0.
+// Loads a lane's elements; those past the end become 0.
 template <Caching caching, class Element>
 __device__ __forceinline__ void load_lane(const Element* from, int count, bool is_packed,
                                           Element (&elements)[lane_codes]) {
@@ -172,7 +173,7 @@ struct LaneWeights {
 
   Weights<Program, pack> packs[lane_codes / pack];
 
-  // What is not there becomes 0.
+  // Elements past the end become 0.
   __device__ __forceinline__ void load_from(const CodedTarget<Program>& target, bool is_packed,
                                             const LanePart& part) {
     if (is_packed) {
@@ -211,7 +212,7 @@ struct LaneWeights {
 // The codes of a lane's elements, four in each word.
 using LaneCodes = Elements<unsigned int, lane_codes / 4>;
 
-// Loads codes; what is not there becomes 0.
+// Loads codes; those past the end become 0.
 __device__ __forceinline__ void load_codes(const unsigned char* from, int count, bool is_packed,
                                            LaneCodes& codes) {
   if (is_packed) {

@@ -1,4 +1,4 @@
-// The numbers of elements in their variable, and stochastic rounding of what a rule writes by them.
+// The numbers of elements in their variable, and stochastic rounding of results by these numbers.
 // Compiles as CUDA and as plain C++17. Mirrors `round_at_random` in gpuopt/rules/rounded.py.
 #pragma once
 #if !defined(__CUDACC__)
@@ -33,20 +33,20 @@ struct IsRoundedAlike {
   GPUOPT_INLINE static constexpr bool of(int k) { return k == 0 ? is_var : are_slots; }
 };
 
-// Elements that follow each other in their variable. Compilers drop the number if nothing uses it.
+// Consecutive elements of a variable. Compilers drop the numbers if nothing uses them.
 struct Numbered {
-  long long first = 0;         // the number of the first one
-  long long first_number = 0;  // from which on stages of the gradient number the variable's
+  long long first = 0;         // the place of the first one in the variable
+  long long first_number = 0;  // of the variable's first element, for stages of the gradient
 
   GPUOPT_INLINE void count_from(long long elements) { first += elements; }
-  // Returns the number by which a stage of the gradient knows element `i` from the first one on.
+  // Returns the number of element `i`, counted from the first one, for stages of the gradient.
   GPUOPT_INLINE unsigned long long number(long long i) const {
     return static_cast<unsigned long long>(first_number + first + i);
   }
 
-  // Rounds what the rule made of element number `i` from the first one on: array number `k`, where
-  // the variable is 0 and slots follow, by 16 bits of word number `k / 4` of the element's, if
-  // `IsRounded::of(k)`. An average, which is before the slots, stays as it is.
+  // Rounds the rule's results for element `i`, counted from the first one. Array number `k` (0 is
+  // the variable, then come the slots) is rounded if `IsRounded::of(k)`, by 16 bits of word number
+  // `k / 4` of the element. An average, which precedes the slots, is not rounded.
   template <class Rule, class IsRounded, class Scalars>
   GPUOPT_INLINE void round(int i, const Scalars& s, float& var, float* slot) const {
     constexpr int num_slots = Rule::num_slots - Rule::num_averages;

@@ -24,8 +24,8 @@ struct RuleDefaults {
     return grad;
   }
 
-  // Has averages follow what is stored of the variable. Every loop calls it after `apply`, and
-  // after rounding, with the same slots.
+  // Moves averages towards the stored variable. Every loop calls it after `apply`, and after
+  // rounding, with the same slots.
   template <class Real, class Scalars>
   GPUOPT_INLINE static void follow(Real, Real*, const Scalars&) {}
 };

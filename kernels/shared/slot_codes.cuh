@@ -1,4 +1,4 @@
-// Slots in 8 bits: what the codes of a slot stand for, and how a number finds its code.
+// Slots in 8 bits: the numbers of codes, and the code of a number.
 // Mirrors gpuopt/rules/slot_codes.py, to the bit. Compiles as CUDA and as plain C++17.
 #pragma once
 #include "element.cuh"
@@ -16,7 +16,7 @@ namespace gpuopt {
 // How many codes share a scale.
 constexpr int block_codes = 256;
 
-// What the codes of a slot stand for: numbers of both signs, squares, or the roots of squares.
+// The meaning of a slot's codes: numbers of both signs, squares, or roots of squares.
 enum coding { coding_signed = 0, coding_squares = 1, coding_roots = 2 };
 
 // Magnitudes are looked up by their upper 16 bits: exponent and seven digits. All below
@@ -26,16 +26,16 @@ constexpr int num_places = (23 << 7) + 1;
 constexpr unsigned int first_bits = (127 - 23) << 23;
 constexpr int signed_zero = 127;
 
-// What a map looks up: the number of each code, and for each place what is added to a magnitude's
-// bits so that those from `code_shift` on are its code. `SlotTables` in gpuopt/rules/slot_codes.py
-// writes the constants of this type that a program needs.
+// The tables of a map: the number of each code, and for each place the step that is added to a
+// magnitude's bits, so that those from `code_shift` on are its code. `SlotTables` in
+// gpuopt/rules/slot_codes.py writes the constants of this type that a program needs.
 struct SlotTables {
   float values[256];
   unsigned int steps[num_places];
 };
 
-// Where a loop looks them up: the constant itself, or a copy that `prepare_tables` makes.
-// codecs.hpp and coded_blocks.cuh define these.
+// The tables that a loop reads: the constant itself, or a copy that `prepare_tables` makes.
+// codecs.hpp and coded_blocks.cuh define both functions.
 template <const SlotTables& tables>
 GPUOPT_INLINE const SlotTables& looked_up();
 template <const SlotTables& tables>

@@ -78,8 +78,8 @@ __device__ __forceinline__ void load(const Storage* at, Elements<Storage, count>
   memcpy(&elements, &bits, sizeof bits);
 }
 
-// By an intrinsic where there are two places for elements: of an assignment to one of them, the
-// compiler makes several stores.
+// `by_intrinsic` is for code that stores to either of two arrays: the compiler would divide a plain
+// assignment into several stores.
 template <Caching caching, bool by_intrinsic = false, class Storage, int count>
 __device__ __forceinline__ void store(Storage* at, const Elements<Storage, count>& elements) {
   using Bits = typename BitsOf<sizeof elements>::type;

@@ -28,15 +28,15 @@ struct ClippedScalars {
 
 // The scalars of groups of a scaled rule, by value.
 //
-// The host may not know how many steps the device has made: so there are the scalars of all groups
-// for the largest number, then those for one step less, and so on.
+// The host may not know the device's count of steps: so there are the scalars of all groups for the
+// largest possible count, then those for one step less, and so on.
 template <class Scalars, int count>
 struct ScaledScalars {
   // See `ClippedScalars`.
   long long factors;
   // The address of how many steps were made, this one included.
   long long num_made;
-  // The largest number of steps that it may be.
+  // The largest possible count.
   long long host_count;
   // How many groups there are scalars for, for each count.
   long long num_groups;
@@ -55,7 +55,7 @@ template <int count>
 struct Variable {
   // In elements.
   long long size;
-  // From which on stages of the gradient number elements.
+  // The number of the variable's first element, for stages of the gradient.
   long long first_number;
   // See `Arrays`.
   long long arrays[count];
@@ -68,7 +68,7 @@ struct CodedVariable {
   long long size;
   // The size of a row that blocks end at, or of the variable.
   long long width;
-  // From which on stages of the gradient number elements.
+  // The number of the variable's first element, for stages of the gradient.
   long long first_number;
   // The addresses of the variable, its codes and their scales.
   long long arrays[count];
@@ -248,7 +248,7 @@ struct TableGradient {
   // The address that position 0 among the rows of all tables would have: where this table's rows
   // begin, its values do.
   long long values;
-  // From which on stages of the gradient number the table's elements.
+  // The number of the table's first element, for stages of the gradient.
   long long first_number;
 };
 

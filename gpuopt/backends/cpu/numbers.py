@@ -1,4 +1,4 @@
-"""The numbers of elements in their variable, made where something takes them."""
+"""The numbers of elements in their variable, computed where they are used."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Numbers:
-    """Those of elements that follow each other, or of rows.
+    """The numbers of consecutive elements, or of rows.
 
     Attributes:
-        first: The number of the first element; of row 0, if there are rows.
-        size: How many elements follow each other: those of a row, if there are rows.
-        rows: The rows; None if there are none.
-        of_variable: The number from which on those of the variable are counted.
+        first: The place of the first element in the variable; of row 0, if there are rows.
+        size: The number of consecutive elements; the row width, if there are rows.
+        rows: The rows; None for consecutive elements.
+        of_variable: The number of the variable's first element; see `Target.first_number`.
     """
 
     first: int
@@ -27,12 +27,12 @@ class Numbers:
     of_variable: int = 0
 
     def __call__(self) -> Array:
-        """Returns them, uint64, flat: as stages of the gradient take them."""
+        """Returns the numbers for stages of the gradient: uint64, flat."""
         numbers: Array = self.within() + np.uint64(self.of_variable)
         return numbers
 
     def within(self) -> Array:
-        """Returns them as if the variable began at 0: as rounding takes them."""
+        """Returns the numbers for rounding, which begin at 0 in each variable."""
         numbers: Array = np.arange(self.first, self.first + self.size, dtype=np.uint64)
         if self.rows is not None:
             firsts = self.rows.astype(np.uint64)[:, np.newaxis] * np.uint64(self.size)

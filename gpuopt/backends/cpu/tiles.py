@@ -98,7 +98,7 @@ def _round(
     numbers: Array,
     rounding: Rounding,
 ) -> None:
-    """Rounds the numbers whose codecs are for numbers rounded at random.
+    """Rounds the numbers of those codecs that are rounded at random (`Codec.is_rounded`).
 
     An average follows the rounded variable. The rule has moved it towards the variable before
     rounding, so it moves again from `average`, its value before the rule.

@@ -53,13 +53,13 @@ class ClippedScalars(NamedTuple):
 class ScaledScalars(NamedTuple):
     """The scalars of groups of a scaled rule, by value.
 
-    The host may not know how many steps the device has made: so there are the scalars of all groups
-    for the largest number, then those for one step less, and so on.
+    The host may not know the device's count of steps: so there are the scalars of all groups for
+    the largest possible count, then those for one step less, and so on.
 
     Attributes:
         factors: See `ClippedScalars`.
         num_made: The address of how many steps were made, this one included.
-        host_count: The largest number of steps that it may be.
+        host_count: The largest possible count.
         num_groups: How many groups there are scalars for, for each count.
         of: See `FewScalars`.
     """
@@ -82,7 +82,7 @@ class Variable(NamedTuple):
 
     Attributes:
         size: In elements.
-        first_number: From which on stages of the gradient number elements.
+        first_number: The number of the variable's first element, for stages of the gradient.
         arrays: See `Arrays`.
     """
 
@@ -97,7 +97,7 @@ class CodedVariable(NamedTuple):
     Attributes:
         size: In elements.
         width: The size of a row that blocks end at, or of the variable.
-        first_number: From which on stages of the gradient number elements.
+        first_number: The number of the variable's first element, for stages of the gradient.
         arrays: The addresses of the variable, its codes and their scales.
     """
 
@@ -320,7 +320,7 @@ class TableGradient(NamedTuple):
         first_key: The key of the table's row 0.
         values: The address that position 0 among the rows of all tables would have: where this
             table's rows begin, its values do.
-        first_number: From which on stages of the gradient number the table's elements.
+        first_number: The number of the table's first element, for stages of the gradient.
     """
 
     first_key: Annotated[int, Number("int64")]

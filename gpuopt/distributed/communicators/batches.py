@@ -1,4 +1,4 @@
-"""Arrays on their way through the host's memory: staged one by one, and joined to buckets."""
+"""Arrays that are sent from host memory: copies of them there, and their buckets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BatchPlan(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """What there is to know of an array before it is packed."""
+    """The dtype and the shape of an array."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class _Form(NamedTuple):
 def plan_batch(
     dtypes: tuple[np.dtype[Any], ...], shapes: tuple[tuple[int, ...], ...], bucket_bytes: int
 ) -> BatchPlan:
-    """Makes the plan for arrays of given dtypes and shapes: the same ones come in each step."""
+    """Returns the plan for arrays of these dtypes and shapes; cached, as each step has the same."""
     for dtype in dtypes:
         check_sendable(dtype)
     forms = [_Form(*form) for form in zip(dtypes, shapes, strict=True)]

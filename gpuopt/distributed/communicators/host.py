@@ -1,4 +1,4 @@
-"""Which host a rank is on, and who else is."""
+"""The host of a rank, and the other ranks on it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def this_host() -> Host:
 
 
 def find_neighbours(communicator: Communicator, what: str) -> tuple[int, bool]:
-    """Finds the ranks of this host; rank 0 prints which processes all ranks are.
+    """Finds the ranks of this host; rank 0 prints the process of each rank.
 
     Args:
-        communicator: Of processes; all ranks make this call.
+        communicator: Its ranks are processes, and all make this call.
         what: Describes the call.
 
     Returns:

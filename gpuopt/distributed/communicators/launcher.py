@@ -1,4 +1,4 @@
-"""What a launcher tells each process of its job, before any communicator is made."""
+"""Rank and size of a job from its launcher's environment variables, before MPI or torch start."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 from gpuopt.errors import SeveralProcessesWarning
 from gpuopt.step.misuse import num_frames_of_package
 
-# Where launchers say which rank a process is, and how many there are: torchrun, which Slurm or
-# mpiexec may start on each host; Open MPI; MPICH, which Intel's and others follow; and srun, which
-# may start any of these. A batch script that srun has not started has Slurm's other variables, but
-# not the number of tasks in its step.
+# The variables of a process's rank and of the number of ranks: those of torchrun, which Slurm or
+# mpiexec may start on each host; of Open MPI; of MPICH, also in Intel's MPI and others; and of
+# srun, which may start any of these. A batch script that srun has not started has Slurm's other
+# variables, but not the number of tasks in its step.
 _PLACES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -37,9 +37,9 @@ class Place(NamedTuple):
 
 
 def place_in_job() -> Place:
-    """Returns this process's place: rank 0 of 1 if it is of no job.
+    """Returns this process's place; rank 0 of 1 without a launcher.
 
-    Of a job that a process of another job has started, the inner one counts.
+    If a process of one job has started another job, the inner job counts.
     """
     for names in _PLACES:
         rank, size = (os.environ.get(name, "") for name in names)
@@ -54,7 +54,7 @@ def refuse_if_alone(what: str, size: int, advice: str) -> None:
     Each of them would train a model of its own.
 
     Args:
-        what: The group's class, and who counted its processes.
+        what: The subject of the error: the group's class, or the library that counted processes.
         size: How many processes the group has.
         advice: What to do instead.
 
@@ -74,7 +74,7 @@ def warn_if_local(what: str) -> None:
     """Warns, once in a process and in rank 0 alone, that each process trains by itself.
 
     Args:
-        what: Whose ranks are all in this process.
+        what: The name of the class whose ranks are all in this process.
     """
     global _has_warned
     place = place_in_job()

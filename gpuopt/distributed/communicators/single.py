@@ -1,4 +1,4 @@
-"""SingleGroup and SingleCommunicator: a group of one rank, which waits for nobody."""
+"""SingleGroup and SingleCommunicator: a group of one rank, which never waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuopt.variables.indexed_slices import IndexedSlices
 class SingleGroup(RankGroup):
     """This process alone, as one rank, whatever other processes a launcher has started.
 
-    `MirroredStrategy([device], group=SingleGroup())` says that each of these is to train by itself,
+    With `MirroredStrategy([device], group=SingleGroup())`, each process trains a model of its own,
     as in a search for hyperparameters.
     """
 

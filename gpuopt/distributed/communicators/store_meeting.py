@@ -1,6 +1,6 @@
-"""Calls of ranks that meet in a store of torch.distributed's: each is checked, and every wait ends.
+"""How ranks compare calls and wait for each other through a store of torch.distributed.
 
-A store keeps bytes by key for all processes of a job, and adds to numbers atomically.
+A store has bytes by key for all processes of a job, and adds to numbers atomically.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuopt.distributed.waiting import LONGEST_SLEEP_S, WaitForRanks
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
 from gpuopt.locks import renew_after_fork
 
-# That all ranks have come to a call. What stands there instead is the error that ends the run.
+# The verdict of a call to which all ranks have come. Any other one is the error that ends the run.
 _GO = "go"
 
 _ERRORS = {
@@ -25,23 +25,23 @@ _ERRORS = {
 
 
 class StoreMeeting:
-    """Where this rank meets all others.
+    """This rank's part in the calls of all ranks.
 
-    In a call, each rank leaves a header in the store, and the last one that all have come. A rank
-    that gives up, fails or finishes leaves an error in that place, where the first writer counts:
-    so a call is made by all ranks or by none, and none waits in torch's own collectives for one
-    that will not come. What is left is deleted once all have come to a later call.
+    In each call, every rank writes a header to the store, and the last one also writes the verdict
+    "go". A rank that gives up, fails or finishes writes an error as the verdict; the first verdict
+    counts. So all ranks make a call, or none does, and no rank waits in torch's collectives for a
+    rank that will not come. Keys are deleted when all ranks have come to a later call.
 
     Attributes:
-        rank: This one.
+        rank: The number of this rank.
         size: How many ranks there are.
-        is_running: Whether a run goes on; whoever has begun it sets this to False.
-        has_core: Whether there is a core for each rank of this host.
+        is_running: Whether a run goes on; the caller of `begin_run` sets it to False at the end.
+        has_core: Whether this host has a core for each of its ranks.
         timeout_s: How long a rank waits for the others, in seconds.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
-        """Begins to use a store, whose keys are for this meeting alone."""
+        """Takes over a store, whose keys are for this meeting alone."""
         self.rank = rank
         self.size = size
         self.is_running = False
@@ -50,10 +50,10 @@ class StoreMeeting:
         self._store = store
         self._run = 0
         self._number = 0
-        # The error that ended the run for this rank, and that which ends all runs.
+        # The error that ended this rank's run, and the error that ends all runs.
         self._end: GpuoptError | None = None
         self._end_of_all: GpuoptError | None = None
-        # What this rank has left in the store.
+        # The keys that this rank has to delete.
         self._left: list[str] = []
         renew_after_fork(self)
 
@@ -89,21 +89,21 @@ class StoreMeeting:
         self._number = 0
 
     def end_run(self, error: BaseException | None) -> None:
-        """Tells all other ranks that this one has failed, by `error`, or finished."""
+        """Announces to all other ranks that this one has failed, by `error`, or finished."""
         if self._end_of_all is not None:
             return
-        with suppress(RuntimeError):  # if the store is gone, there is nobody to tell
+        with suppress(RuntimeError):  # the store may be gone
             if error is None or (isinstance(error, SystemExit) and not error.code):
                 text = f"rank {self.rank} has finished, and will not come"
-                self._tell_end(CancelledError(text))
+                self._announce_end(CancelledError(text))
             else:
-                self.tell_failure(error)
+                self.announce_failure(error)
         self._end = self._end or CancelledError(f"the run of rank {self.rank} is over")
 
     def leave(self, limit_s: float) -> None:
-        """Tells the others that this process ends; rank 0 waits until they do, too.
+        """Announces the end of this process; rank 0 waits for that of all others.
 
-        It may have the store, from which they read how the last run has ended.
+        Its process may hold the store, from which they read the end of the last run.
 
         Args:
             limit_s: How long it waits, in seconds.
@@ -118,24 +118,24 @@ class StoreMeeting:
             if not waiting.pause(LONGEST_SLEEP_S):
                 break
 
-    def tell_failure(self, error: BaseException) -> None:
+    def announce_failure(self, error: BaseException) -> None:
         """Ends the run of all ranks by an error that this one has raised."""
         text = f"rank {self.rank} has failed: {type(error).__name__}: {say_error(error, str)}"
         if isinstance(error, WorkerFailedError):
             text = str(error)  # names the rank that failed first
-        while self._tell_end(WorkerFailedError(text)) is None:
+        while self._announce_end(WorkerFailedError(text)) is None:
             self._number += 1
 
     def meet(
         self, what: str, details: str = "", sizes: tuple[int, ...] = (), inline: bytes = b""
     ) -> list[Header]:
-        """Returns all ranks' headers, when they have come.
+        """Waits for all ranks to make the same call, and returns their headers.
 
         Args:
             what: Describes the call, for errors.
-            details: What else must be the same on all ranks; told in the error if it is not.
+            details: More that must be the same on all ranks; part of the error if it is not.
             sizes: Of the blocks that this rank will send, in bytes.
-            inline: What it sends here, a few kilobytes at most.
+            inline: Bytes to send in the header, a few kilobytes at most.
 
         Raises:
             ValueError: the ranks make different calls.
@@ -150,10 +150,10 @@ class StoreMeeting:
             headers = self._meet(what, header)
         except GpuoptError:
             raise
-        except BaseException as error:  # as Ctrl-C, or of a store that is gone
+        except BaseException as error:  # Ctrl-C, or the store is gone
             self._end = WorkerFailedError(f"rank {self.rank} has given up {what}")
             with suppress(RuntimeError):
-                self.tell_failure(error)
+                self.announce_failure(error)
             if isinstance(error, RuntimeError):
                 self.break_off(f"{what}: the store of torch.distributed is gone: {error}")
                 raise WorkerFailedError(str(self._end)) from error
@@ -169,7 +169,7 @@ class StoreMeeting:
         return headers
 
     def raise_failure(self) -> None:
-        """Ends the run for this rank, as another one has told it to.
+        """Ends the run for this rank, by the verdict of another one.
 
         Raises:
             WorkerFailedError: always.
@@ -199,11 +199,11 @@ class StoreMeeting:
                 if not waiting.pause(LONGEST_SLEEP_S, self._missing):
                     missing = ", ".join(map(str, self._missing()))
                     late = f"{what}: rank {missing} did not come within {self.timeout_s:g} s"
-                    self._tell_end(DeadlineExceededError(late))
+                    self._announce_end(DeadlineExceededError(late))
             self._end = _read_end(self._store.get(verdict))
         self._raise_end()
         headers = [Header.unpack(bytes(each)) for each in self._store.multi_get(keys)]
-        # All have come to this call, so all have read what there was of earlier ones.
+        # All have come to this call, so all have read the keys of earlier ones.
         for key in earlier:
             self._store.delete_key(key)
         self._left = self._keys_of_call()
@@ -211,15 +211,15 @@ class StoreMeeting:
         return headers
 
     def _missing(self) -> list[int]:
-        """Returns who has not come to the call."""
+        """Returns the ranks that have not come to the call."""
         ranks = range(self.size)
         return [rank for rank in ranks if not self._store.check([self._key("call", rank)])]
 
-    def _tell_end(self, error: GpuoptError) -> GpuoptError | None:
-        """Ends the run of all ranks when they come to the call that this one is at.
+    def _announce_end(self, error: GpuoptError) -> GpuoptError | None:
+        """Ends the run of all ranks at this rank's present call.
 
         Returns:
-            The error that was there first; None if all ranks have come to that call.
+            The error of the first verdict; None if all ranks have come to the call.
         """
         self._left += self._keys_of_call()
         return self._decide(f"{type(error).__name__}:{error}")
@@ -228,7 +228,7 @@ class StoreMeeting:
         return _read_end(self._store.compare_set(self._key("verdict"), "", verdict))
 
     def _keys_of_call(self) -> list[str]:
-        """Returns what this rank is to delete."""
+        """Returns the keys of the call that this rank deletes."""
         common = [self._key("came"), self._key("verdict")] if self.rank == 0 else []
         return [self._key("call"), *common]
 
@@ -237,7 +237,7 @@ class StoreMeeting:
             raise type(self._end)(str(self._end))
 
     def _key(self, name: str, rank: int | None = None) -> str:
-        """Returns a key of the call that this rank is at, and of a rank: by default this one."""
+        """Returns a key of the present call, and of a rank: by default this one."""
         of_rank = f"/{self.rank if rank is None else rank}" if name in ("call", "text") else ""
         return f"{self._run}/{self._number}/{name}{of_rank}"
 

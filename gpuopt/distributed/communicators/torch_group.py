@@ -1,7 +1,7 @@
 """TorchGroup and TorchCommunicator: each rank is a process of a torch.distributed job.
 
-torch is imported here, and only when a group is made. Bytes go over its backend gloo; what they
-mean is the same on all ranks, and is compared first, by `StoreMeeting`.
+torch is imported here, and only when a group is made. Bytes go over its backend gloo, after a
+`StoreMeeting` has compared the ranks' calls.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from gpuopt.errors import DeadlineExceededError, WorkerFailedError
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.version import __version__
 
-# By process group, how many groups have been made of it.
+# The number of groups that were made of each process group.
 _num_groups: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
-# How long a process with the store waits for the others after an exception that nobody caught.
+# How long a process with the store waits for the others after an uncaught exception.
 _GRACE_S = 3.0
 
 
@@ -63,11 +63,12 @@ class TorchGroup(RankGroup):
     local_size = 1
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S, process_group: Any = None) -> None:
-        """Joins the other ranks, who make the same group; rank 0 prints which processes they are.
+        """Joins the other ranks, which make the same group; rank 0 prints the processes of all.
 
-        Starts torch.distributed with the backend gloo if the program has not, with the rank and the
-        number of ranks that any launcher tells; `MASTER_ADDR` and `MASTER_PORT` say where the ranks
-        meet, and torchrun sets them. A process of no job is a group of one.
+        If the program has not started torch.distributed, starts it with the backend gloo, with the
+        rank and the number of ranks from the launcher's environment variables. The ranks meet at
+        `MASTER_ADDR` and `MASTER_PORT`, which torchrun sets. Without a launcher, the group has one
+        rank.
 
         Args:
             timeout_s: How long a rank waits for the others, in seconds.
@@ -85,12 +86,12 @@ class TorchGroup(RankGroup):
         dist, timeout = torch.distributed, timedelta(seconds=timeout_s)
         must_destroy = not dist.is_initialized()
         if must_destroy:
-            with _in_time(timeout_s):
+            with _within(timeout_s):
                 _start(dist, timeout)
         if process_group is None:
             advice = "start torch.distributed with all of them, or leave that to TorchGroup()"
             refuse_if_alone("TorchGroup", dist.get_world_size(), advice)
-            with _in_time(timeout_s):
+            with _within(timeout_s):
                 process_group = dist.new_group(timeout=timeout, backend="gloo")
         ranks = dist.get_process_group_ranks(process_group)
         self.rank, self.size = dist.get_rank(process_group), len(ranks)
@@ -118,7 +119,7 @@ class TorchGroup(RankGroup):
             meeting.end_run(None)
             return [result]
         finally:
-            # No call comes before it, and so no Ctrl-C.
+            # The first operation of the block: Ctrl-C cannot come before it.
             meeting.is_running = False
 
 
@@ -262,7 +263,7 @@ class TorchCommunicator(Communicator):
                 for rank, share in enumerate(shares):
                     self._links.broadcast(bytes_of(share), rank)
             if failure is not None:
-                self._meeting.tell_failure(failure)
+                self._meeting.announce_failure(failure)
             has_failed = self._links.is_true_anywhere(failure is not None)
         if failure is not None:
             self._meeting.fail_by(failure, what)
@@ -272,15 +273,15 @@ class TorchCommunicator(Communicator):
 
     @contextmanager
     def _sending(self, what: str) -> Iterator[None]:
-        """Breaks the group off if bytes do not arrive: others wait for what will not come."""
+        """Breaks the group off if sending fails: other ranks would wait for the bytes."""
         try:
             yield
         except BaseException as error:
             why = f"{what} was not done, and the group's connections are lost: {error!r}"
             with suppress(RuntimeError):  # the store may be gone, too
-                self._meeting.tell_failure(error)
+                self._meeting.announce_failure(error)
             self._meeting.break_off(why)
-            if isinstance(error, RuntimeError):  # as torch calls all of its own
+            if isinstance(error, RuntimeError):  # torch raises no other type
                 raise WorkerFailedError(why) from error
             raise
 
@@ -289,7 +290,7 @@ class _Links:
     """Sends bytes from rank to rank; all ranks make the same calls."""
 
     def __init__(self, torch: Any, group: Any, ranks: Sequence[int]) -> None:
-        """Takes over a process group of the backend gloo, and the ranks of the job that it has."""
+        """Takes over a process group of the backend gloo, and the job's numbers of its ranks."""
         self._torch = torch
         self._group = group
         self._ranks = ranks
@@ -325,14 +326,14 @@ class _Links:
         return received.view(mine.dtype).reshape(len(sizes), mine.size)
 
     def is_true_anywhere(self, flag: bool) -> bool:
-        """Says whether a flag is set on any rank."""
+        """Whether a flag is set on any rank."""
         flags = self._torch.tensor([flag], dtype=self._torch.uint8)
         distributed = self._torch.distributed
         distributed.all_reduce(flags, distributed.ReduceOp.MAX, group=self._group)
         return bool(flags[0])
 
     def _tensor(self, block: Bytes) -> Any:
-        # torch warns of memory that it must not write, and would only read.
+        # torch warns of read-only memory, even where it only reads.
         return self._torch.from_numpy(block if block.flags.writeable else block.copy())
 
 
@@ -348,7 +349,7 @@ def _import_torch() -> Any:
 
 
 @contextmanager
-def _in_time(timeout_s: float) -> Iterator[None]:
+def _within(timeout_s: float) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
@@ -375,7 +376,7 @@ def _leave(meeting: StoreMeeting, distributed: Any, process: int) -> None:
     Args:
         meeting: The group's.
         distributed: The module `torch.distributed` if the group has started it.
-        process: Which process is to do so: not one that is forked from it.
+        process: Its id: a forked child does nothing.
     """
     if os.getpid() != process:
         return

@@ -16,7 +16,8 @@ Chunk = np.ndarray[Any, Any]
 
 # Partial sums of a row's squares; each adds every sixteenth column.
 _LANES = 16
-# Of so few pieces of a row, numpy adds one to all rows quicker than it reduces them.
+# Up to so many pieces of a row, numpy is faster by adding one piece of all rows at a time than by a
+# reduction.
 _FEW_PIECES = 16
 
 
