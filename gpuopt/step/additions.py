@@ -22,7 +22,7 @@ class Addition(Protocol):
 
     @property
     def _what_is_added(self) -> str:
-        """Says what is written, for the error of a step that was not finished; empty if nothing."""
+        """Names the written values, for the error of an unfinished step; empty if none."""
 
     @property
     def _keeps_new_slots(self) -> bool:
@@ -49,10 +49,10 @@ class Addition(Protocol):
         """Returns the arrays that are written in a step of some variables, beside these."""
 
     def _accept_decided(self, is_counted: bool) -> None:
-        """Called where a step is counted that was not finished, if a GPU decides about it.
+        """Called when an unfinished step is accepted, if a GPU decides about it.
 
         Args:
-            is_counted: Whether the GPU's decision counts it.
+            is_counted: Whether the step was promised, and the GPU's decision counts it.
         """
 
     def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:

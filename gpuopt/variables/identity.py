@@ -40,8 +40,8 @@ class Identity:
     Attributes:
         lock: Held by updates with `use_locking=True`.
         last_update: The backend's record of the last update, by which streams wait for each other.
-        behind: What brings rows up to date, if this is a table, or a slot of one, whose rows may be
-            behind its steps; else None. See `RowsBehind`.
+        behind: Brings the variable up to date before a read or write; None if it always is. See
+            `RowsBehind`.
         copies: The identities of a mirrored variable's other copies in this process.
         row_change: The number of the last change of the variable's rows; 0 if there was none.
         unknown_owner: Describes the object that lends a raw array's memory, if gpuopt does not know

@@ -303,13 +303,13 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         return self._numbers()
 
     def _numbers(self) -> Any:
-        """Returns the array to read, once rows are up to date: another than a decoded one has."""
+        """Returns the array to read, after `bring_up`; in a step, its own number of a counter."""
         if self.identity.behind is None:
             return self._array
         return own_numbers.of.get(self.identity, self._array)
 
     def bring_up(self, rows: Any = None) -> None:
-        """Brings rows up to date that are behind the steps so far; see `RowsBehind`."""
+        """Brings the variable up to date with the steps so far; see `RowsBehind`."""
         behind = self.identity.behind
         if behind is not None:
             behind.bring_up(rows)

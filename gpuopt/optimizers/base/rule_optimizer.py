@@ -62,7 +62,7 @@ _logger = logging.getLogger("gpuopt")
 
 # For tables of at least this height, a warning mentions the cost of updating every row.
 _TALL_TABLE_ROWS = 1_000_000
-# Of slots in 8 bits: all that are finite.
+# The largest scale of a slot in 8 bits: any finite one.
 _LARGEST_SCALE = float(np.finfo(np.float32).max)
 
 WEIGHT_DECAY = "weight_decay"
@@ -126,21 +126,20 @@ class RuleOptimizer(Optimizer):
             `slot_bits`, 8 to store each slot in a byte, with a scale for each 256: of Momentum,
             Adam, Lion and those with their rules. Steps are computed in float32, from slots
             before they are rounded. An element whose slots would not be finite has 0 there.
-            `slot_form`, how a sum of squares is then stored: its square root with "root", or
-            as it is with "bitsandbytes", for dense gradients alone, as that library does.
+            `slot_form`, the stored form of a sum of squares in 8 bits: "root" stores its square
+            root; "bitsandbytes" stores the sum, as that library does, for dense gradients only.
             `slot_dtype`, "bfloat16" to store all slots in bfloat16, beside variables of at most
             32 bits: rounded to nearest, or by `stochastic_rounding`; or "float32", to store
-            those of 16-bit variables in float32, without `stochastic_rounding`. It goes
-            together with neither `slot_bits=8` nor slots that have a number for each row;
+            those of 16-bit variables in float32, without `stochastic_rounding`. It cannot be
+            combined with `slot_bits=8`, or with slots that have a number for each row;
             `masters`, "float32" to keep a master copy of each float16 or bfloat16 variable in
-            a slot "master", and all other slots in float32, too, or by `slot_dtype` or
-            `slot_bits`: a step
-            updates the copy, and rounds it to the variable. What is assigned to one of the two
-            goes to both. "remainder" to keep only the 16 bits of the copy that a bfloat16
-            variable, rounded half up, does not have;
-            `stochastic_rounding`, a seed, to round what is written to bfloat16 variables and
-            slots up or down at random, with the number itself as the mean. The random bits
-            depend on seed, count of steps, element and slot alone. It goes together with
+            a slot "master": a step updates the copy, and rounds it to the variable. Other slots
+            are float32, or stored by `slot_dtype` or `slot_bits`. An assignment to the variable
+            or to its copy goes to both. "remainder" to keep only the 16 bits of the copy that a
+            bfloat16 variable, rounded half up, does not have;
+            `stochastic_rounding`, a seed, to round new values of bfloat16 variables and slots
+            up or down at random, with the exact value as the mean. The random bits depend only
+            on the seed, the count of steps, the element and the slot. It can be combined with
             `masters` if there is a `slot_dtype`. Slots in 8 bits are rounded to nearest;
             `slot_dtype` and `masters` may also be given as types, as `np.float32`;
             `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
@@ -604,7 +603,7 @@ class RuleOptimizer(Optimizer):
         return self._decaying is None or self._decaying.has(variable)
 
     def _scalars_of_variant(self, variant: int, scalars: Scalars) -> Scalars:
-        """Returns a group's scalars for those of its variables with this `_variant_of`."""
+        """Returns a group's scalars for its variables with this result of `_variant_of`."""
         return {**scalars, WEIGHT_DECAY: scalars[WEIGHT_DECAY].dtype.type(0)}
 
     def _scalars_of_groups(
