@@ -88,7 +88,11 @@ class SlotCodecs(dict[str, Codec]):
     def slot_form(self) -> SlotForm | None:
         """The option `slot_form` of slots in 8 bits; None if there are none."""
         codecs = {*self.coded.values()}
-        return next((name for name in CODED_FORMS if codecs & {*CODED_FORMS[name]}), None)
+        # Not by a generator: Ctrl-C in one that `next` has left is lost.
+        for name, forms in CODED_FORMS.items():
+            if codecs & {*forms}:
+                return name
+        return None
 
     def of(self, slot_name: str, dtype: np.dtype[Any]) -> Codec:
         """Returns the codec of a slot of a variable of this type; not of a master copy."""

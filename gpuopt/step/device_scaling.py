@@ -458,10 +458,11 @@ class DeviceScaling:
                 first.outcome.wait(_waited_for(chain))
             if not first.outcome.is_done:
                 return
-            num_made, *bad = map(int, first.outcome.values)
+            count, *bad = map(int, first.outcome.values)
             if bad[0] == first.step:
                 self._note(chain, first, bad[1])
-            is_made = num_made > chain.num_made
+            is_made = count > chain.num_made
+            num_made = chain.num_made + is_made
             counts = chain.counts[1:] if is_made else chain.counts[:-1]
             self._chain = chain._replace(num_made=num_made, counts=counts, promises=promises)
 

@@ -18,7 +18,6 @@ from typing import Any
 import driver
 import numpy as np
 import pytest
-from communicator_kinds import SingleGroup
 from gpu_streams import new_stream, uploaded, wait_for_gpus
 from guide_scripts import scripts_under
 from interrupt_at import Interrupt, InterruptAt
@@ -31,6 +30,7 @@ from gpuopt.distributed import (
     MirroredStrategy,
     NCCLGroup,
     SingleCommunicator,
+    SingleGroup,
     ThreadGroup,
 )
 from gpuopt.distributed.communicators import nccl_communicator, nccl_library, nccl_link
@@ -477,7 +477,7 @@ def test_ctrl_c_at_any_moment_of_a_run_leaves_the_group_usable() -> None:
     moment, left = 0, 0
     while not left:
         if moment % 5 == 0:  # or it is connected already
-            group = NCCLGroup(["gpu:0"], SingleGroup(1, LONG_S))
+            group = NCCLGroup(["gpu:0"], SingleGroup())
         moment += 1
         files = "gpuopt/distributed/communicators", "gpuopt/locks", "contextlib"
         interrupted = InterruptAt(moment, inside=files)
@@ -500,7 +500,7 @@ def test_ctrl_c_at_any_moment_of_a_run_leaves_the_group_usable() -> None:
 def test_ctrl_c_when_ncclgroupstart_returns_ends_its_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    group = NCCLGroup(["gpu:0"], SingleGroup(1, LONG_S))
+    group = NCCLGroup(["gpu:0"], SingleGroup())
     [link] = group._links
 
     def run(rank: Communicator) -> Any:
