@@ -41,7 +41,7 @@ class Stage:
         function: Its positional parameters are arrays: `var`, `grad`, `step`, one of `slots`, or,
             in stages of the gradient or the store, `number`, uint64, the number of each element in
             its variable. Keyword-only parameters are scalars. It writes in place.
-        slots: The stage's own slots.
+        slots: The stage's own slots; a stage of the gradient has none.
         sums: The scalars that are sums over the variable.
         terms: Takes the gradient and the step, and returns an array for each of `sums`, whose
             elements are summed.

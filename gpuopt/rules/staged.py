@@ -102,11 +102,16 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
         stage: The stage.
         stored: The type that the variable is rounded to before stages of "follow" get it; None for
             the type that rules compute in.
+
+    Raises:
+        ValueError: the stage is not in `ORDER`, or has a slot and reads the gradient.
     """
     rule, before = (base.rule, base.stages) if isinstance(base, StagedRule) else (base, ())
     stages = [each for name in ORDER for each in in_order((*before, stage), name) if each]
     if len(stages) == len(before):
         raise ValueError(f"the stage {stage.name} is not in ORDER of gpuopt/rules/stage.py")
+    if stage.slots and stage.is_of("gradient"):
+        raise ValueError(f"the stage {stage.name} has slots, which no stage of the gradient reads")
     slots, sums = (*stage.slots, *base.slots), stage.sums or base.sums
     stored = stored or base.stored
     apply, terms = _functions(rule, stages, slots, stored)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from every_optimizer import update_rules
 
 from gpuopt.optimizers.row_wise_adagrad import row_wise_adagrad
 from gpuopt.rules.clipped import CLIP_SCALARS, clipped
+from gpuopt.rules.stage import Stage
+from gpuopt.rules.staged import staged
 from gpuopt.rules.update_rule import UpdateRule
 
 pytestmark = pytest.mark.value
@@ -42,3 +46,12 @@ def test_a_row_wise_rule_takes_the_mean_square_of_the_clipped_gradient() -> None
     assert row_wise_adagrad.gradient(grad, scalars) is grad
     seen = clipped(row_wise_adagrad).gradient(grad, scalars)
     np.testing.assert_array_equal(seen, [[1.0, -0.5]])
+
+
+@pytest.mark.internal
+def test_a_stage_of_the_gradient_has_no_slots() -> None:
+    def keep(grad: Any, kept: Any) -> None:
+        kept += grad
+
+    with pytest.raises(ValueError, match="the stage clipped has slots"):
+        staged(row_wise_adagrad, Stage("clipped", keep, slots=("kept",)))
