@@ -210,7 +210,8 @@ def stored_as_here(
             is_apart = slot_name in decoded or bool(described.get(_DTYPE))
             is_apart_here = slot_name in here
             if here.masters is None:
-                is_apart |= name in copies
+                # Also where no step has made the copy yet that belongs to the slot.
+                is_apart |= bool(described.get(_MASTERS))
             else:
                 is_apart_here |= dtype != _DOUBLE
             names = [slot_name]

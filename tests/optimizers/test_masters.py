@@ -577,6 +577,21 @@ def test_a_float32_run_takes_the_slots_of_one_with_masters() -> None:
     np.testing.assert_array_equal(master_of(optimizer, w).numpy(), wide.numpy())
 
 
+def test_a_state_passes_through_an_optimizer_with_masters_that_makes_no_step() -> None:
+    w = Variable(np.ones(3, np.float16), name="w")
+    optimizer = gpuopt.LionOptimizer(0.1)
+    optimizer.apply_gradients([(np.float16([1, 2, 3]), w)])
+    between = gpuopt.LionOptimizer(0.1, masters="float32")
+    between.load_state_dict(optimizer.state_dict({"w": w}), {"w": w})
+    again = gpuopt.LionOptimizer(0.1)
+    again.load_state_dict(between.state_dict({"w": w}), {"w": w})
+    expected, found = (each.get_slot(w, "m") for each in (optimizer, again))
+    assert expected is not None
+    assert found is not None
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
 @pytest.mark.contract
 def test_a_state_without_hyperparameters_of_masters_has_no_slot_of_that_name() -> None:
     w, optimizer = Variable(np.ones(3, np.float16), name="w"), gpuopt.AdamOptimizer()
