@@ -127,10 +127,8 @@ class TorchRMSpropOptimizer(AllDigitsOptimizer):
     ) -> None:
         hyperparameters = {"learning_rate": learning_rate, "decay": decay, "epsilon": epsilon}
         has_momentum = callable(momentum) or momentum != 0
-        # A group may have those alone that the rule has.
-        if has_momentum:
+        if has_momentum:  # else no group may have one
             hyperparameters["momentum"] = momentum
-        if has_momentum:
             self.rule = torch_centered_rms_prop_momentum if centered else torch_rms_prop_momentum
         elif centered:
             self.rule = torch_centered_rms_prop

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuopt.backends import backend_for
-from gpuopt.device import Device
-from gpuopt.distributed.communicator import count_padding, fill_buckets, name_type
+from gpuopt.backends import backend_for, to_device
+from gpuopt.device import Device, device_of
+from gpuopt.distributed.communicator import (
+    count_padding,
+    fill_buckets,
+    name_type,
+    split_aligned,
+)
 
 
 class BatchPlan(NamedTuple):
@@ -59,6 +65,40 @@ def plan_batch(
         sizes.append((dtype, sum(of_bucket)))
     described = ", ".join([f"{name_type(dtype)}{list(shape)}" for dtype, shape in forms])
     return BatchPlan(buckets, tuple(sizes), described)
+
+
+def name_call(plan: BatchPlan, op: str, bucket_bytes: int, what: str | None) -> tuple[str, str]:
+    """Returns the name of a call of `batch_all_reduce`, and its details, which ranks compare.
+
+    Args:
+        plan: The call's.
+        op: Likewise.
+        bucket_bytes: Likewise.
+        what: A name to use instead of the default.
+    """
+    details = f"in buckets of {bucket_bytes} bytes"
+    if what is None:
+        return f"batch_all_reduce({op!r}) of [{plan.described}]", details
+    return what, f"as [{plan.described}] by {op!r} {details}"
+
+
+def split_totals(
+    arrays: Sequence[Any], buckets: Sequence[Sequence[int]], totals: Sequence[Any]
+) -> list[Any]:
+    """Returns the sum for each array, on its device.
+
+    Args:
+        arrays: The arrays that were reduced.
+        buckets: See `BatchPlan`.
+        totals: The flat sums of each bucket, in host memory.
+    """
+    reduced: list[Any] = [None] * len(arrays)
+    for positions, total in zip(buckets, totals, strict=True):
+        parts = [arrays[position] for position in positions]
+        total = to_device(total, device_of(parts[0]))
+        for position, part in zip(positions, split_aligned(total, parts), strict=True):
+            reduced[position] = part
+    return reduced
 
 
 def stage(array: Any, device: Device) -> Any:

@@ -22,9 +22,14 @@ from gpuopt.distributed.communicator import (
     join_aligned,
     name_gather,
     name_type,
-    split_aligned,
 )
-from gpuopt.distributed.communicators.batches import check_sendable, plan_batch, stage
+from gpuopt.distributed.communicators.batches import (
+    check_sendable,
+    name_call,
+    plan_batch,
+    split_totals,
+    stage,
+)
 from gpuopt.distributed.communicators.exchange import Exchange
 from gpuopt.distributed.communicators.headers import (
     INLINE_BYTES,
@@ -156,15 +161,11 @@ class MPICommunicator(MessagingCommunicator):
         if bucket_bytes is None:
             bucket_bytes = default_bucket_bytes(self.size)
         dtypes, shapes = [array.dtype for array in arrays], [array.shape for array in arrays]
-        buckets, sizes, described = plan_batch(tuple(dtypes), tuple(shapes), bucket_bytes)
-        details = f"in buckets of {bucket_bytes} bytes"
-        if what is None:
-            what = f"batch_all_reduce({op!r}) of [{described}]"
-        else:
-            details = f"as [{described}] by {op!r} {details}"
+        plan = plan_batch(tuple(dtypes), tuple(shapes), bucket_bytes)
+        what, details = name_call(plan, op, bucket_bytes, what)
 
         def load(number: int) -> tuple[Any, Any]:
-            parts = [arrays[position] for position in buckets[number]]
+            parts = [arrays[position] for position in plan.buckets[number]]
             device = device_of(parts[0])
             joined = parts[0] if len(parts) == 1 else join_aligned(parts)
             flat = stage(joined, device).reshape(-1)
@@ -172,14 +173,8 @@ class MPICommunicator(MessagingCommunicator):
             is_own = len(parts) > 1 or device.kind == "gpu"
             return flat, flat if is_own else np.empty_like(flat)
 
-        totals = reduce_in_shares(self._exchange, sizes, load, op, what, details)
-        reduced: list[Any] = [None] * len(arrays)
-        for positions, total in zip(buckets, totals, strict=True):
-            parts = [arrays[position] for position in positions]
-            total = to_device(total, device_of(parts[0]))
-            for position, part in zip(positions, split_aligned(total, parts), strict=True):
-                reduced[position] = part
-        return reduced
+        totals = reduce_in_shares(self._exchange, plan.sizes, load, op, what, details)
+        return split_totals(arrays, plan.buckets, totals)
 
     def all_gather(self, value: Any, what: str = "all_gather") -> list[Any]:
         data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)

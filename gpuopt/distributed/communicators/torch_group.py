@@ -30,9 +30,14 @@ from gpuopt.distributed.communicator import (
     join_aligned,
     name_gather,
     name_type,
-    split_aligned,
 )
-from gpuopt.distributed.communicators.batches import check_sendable, plan_batch, stage
+from gpuopt.distributed.communicators.batches import (
+    check_sendable,
+    name_call,
+    plan_batch,
+    split_totals,
+    stage,
+)
 from gpuopt.distributed.communicators.headers import INLINE_BYTES, Bytes
 from gpuopt.distributed.communicators.host import find_neighbours
 from gpuopt.distributed.communicators.launcher import place_in_job, refuse_if_alone
@@ -160,22 +165,13 @@ class TorchCommunicator(Communicator):
         if bucket_bytes is None:
             bucket_bytes = default_bucket_bytes(self.size)
         dtypes, shapes = [array.dtype for array in arrays], [array.shape for array in arrays]
-        buckets, _, described = plan_batch(tuple(dtypes), tuple(shapes), bucket_bytes)
-        details = f"in buckets of {bucket_bytes} bytes"
-        if what is None:
-            what = f"batch_all_reduce({op!r}) of [{described}]"
-        else:
-            details = f"as [{described}] by {op!r} {details}"
-        parts = [[arrays[position] for position in positions] for positions in buckets]
+        plan = plan_batch(tuple(dtypes), tuple(shapes), bucket_bytes)
+        what, details = name_call(plan, op, bucket_bytes, what)
+        parts = [[arrays[position] for position in positions] for positions in plan.buckets]
         joined = [each[0] if len(each) == 1 else join_aligned(each) for each in parts]
         flat = [stage(each, device_of(each)).reshape(-1) for each in joined]
         totals = self._reduce(flat, op, what, details)
-        reduced: list[Any] = [None] * len(arrays)
-        for positions, total, of_bucket in zip(buckets, totals, parts, strict=True):
-            total = to_device(total, device_of(of_bucket[0]))
-            for position, part in zip(positions, split_aligned(total, of_bucket), strict=True):
-                reduced[position] = part
-        return reduced
+        return split_totals(arrays, plan.buckets, totals)
 
     def all_gather(self, value: Any, what: str = "all_gather") -> list[Any]:
         data = np.frombuffer(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL), np.uint8)
