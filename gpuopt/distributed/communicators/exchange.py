@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gpuopt.distributed.communicator import say_error
-from gpuopt.distributed.communicators.call import Call
+from gpuopt.distributed.communicator import say_error, say_who
 from gpuopt.distributed.communicators.headers import (
     INLINE_BYTES,
     Announced,
@@ -20,7 +19,6 @@ from gpuopt.distributed.communicators.headers import (
     Parcel,
 )
 from gpuopt.distributed.communicators.mail import Mail, Transfer
-from gpuopt.distributed.communicators.messages import Messages
 from gpuopt.distributed.waiting import (
     LONGEST_SLEEP_IN_TRANSFER_S,
     LONGEST_SLEEP_S,
@@ -53,7 +51,6 @@ class Exchange:
         size: How many ranks there are.
         is_running: Whether a run goes on; whoever has begun it sets this to False.
         mail: What it sends and receives.
-        messages: Messages to one rank, beside the exchanges.
         run: The number of the run.
         has_core: Whether there is a core for each rank of this host.
     """
@@ -67,7 +64,6 @@ class Exchange:
             timeout_s: How long a rank waits for the others, in seconds.
         """
         self.mail = Mail(mpi, comm)
-        self.messages = Messages(self, mpi)
         self.rank = self.mail.rank
         self.size = self.mail.size
         self._mpi = mpi
@@ -113,7 +109,6 @@ class Exchange:
         """Tells all other ranks that this one has failed, by `error`, or finished."""
         if self._is_forked:
             return
-        self.messages.let_go()
         self._tell_end(self.run, error)
         self._finish(CancelledError, f"the run of rank {self.rank} is over")
 
@@ -343,6 +338,116 @@ class Exchange:
     def _finish(self, error: type[GpuoptError], message: str) -> None:
         if self._end is None:
             self._end = error, message
+
+
+class Call:
+    """A call while it goes on; `Exchange.call` makes it.
+
+    In its header, each rank announces how many blocks of how many bytes it will send to each other
+    rank. Blocks are sent and received in the order in which they were announced.
+    A rank that gives up sends empty blocks in place of the others, and receives, for nobody, what
+    was announced to it: so that all ranks are in step again for the next call.
+    """
+
+    def __init__(
+        self, exchange: Exchange, description: str, headers: Sequence[Header], waiting: WaitForRanks
+    ) -> None:
+        """Prepares the call.
+
+        Args:
+            exchange: Whose call this is.
+            description: What must be the same on all ranks.
+            headers: What is sent to each rank first.
+            waiting: The wait for all other ranks.
+        """
+        self._exchange = exchange
+        self._mail = exchange.mail
+        self._description = description
+        self._mine = headers
+        self._waiting = waiting
+        self._headers: list[Header | None] = [None] * exchange.size
+        self._headers[exchange.rank] = headers[exchange.rank]
+        # Of the blocks that have been announced to, and by, each rank.
+        self._num_sent: dict[int, int] = {}
+        self._num_received = [0] * exchange.size
+        self._transfers: list[Transfer] = []
+
+    def __enter__(self) -> Call:
+        try:
+            for rank in self._mail.others:
+                self._mail.send_header(rank, self._mine[rank])
+                self._num_sent[rank] = 0
+        except BaseException as error:
+            self._break_off(error)
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._break_off(error)
+            return
+        try:
+            self._exchange.complete(self._transfers, self._waiting)
+        except BaseException as late:
+            self._break_off(late)
+            raise
+
+    def send(self, rank: int, block: Bytes) -> None:
+        """Begins to send the next announced block; its memory must not change from now on."""
+        self._num_sent[rank] += 1
+        self._transfers += self._mail.begin_send(rank, block)
+
+    def meet(self) -> list[Header]:
+        """Returns all ranks' headers, when they have come.
+
+        Raises:
+            ValueError: the ranks make different calls.
+        """
+        number = self._mine[0].number
+        headers = self._exchange.receive_headers(self._headers, number, self._waiting)
+        if any(header.digest != headers[0].digest for header in headers):
+            self._give_up()
+            brought = say_who(self._exchange.gather_calls(self._description))
+            raise ValueError(f"all ranks must make the same call, got {brought}")
+        return headers
+
+    def receive(self, rank: int, target: Bytes) -> list[Transfer]:
+        """Begins to receive the next block of a rank; to be called after `meet`."""
+        self._num_received[rank] += 1
+        transfers = self._mail.begin_receive(rank, target)
+        self._transfers += transfers
+        return transfers
+
+    def wait(self, transfers: Sequence[Transfer]) -> None:
+        """Waits until blocks have been received.
+
+        Raises:
+            WorkerFailedError: a rank has given up.
+        """
+        self._exchange.complete(transfers, self._waiting)
+
+    def _break_off(self, error: BaseException) -> None:
+        is_announced = self._give_up()
+        self._exchange.break_off(self._waiting.what, error, is_announced)
+
+    def _give_up(self) -> bool:
+        """Leaves the call: nobody waits for its blocks any more.
+
+        Returns:
+            Whether other ranks get empty blocks in place of announced ones.
+        """
+        self._mail.let_go(self._transfers)
+        self._transfers = []
+        has_unsent = False
+        for rank, num_sent in self._num_sent.items():
+            for size in self._mine[rank].sizes[num_sent:]:
+                has_unsent |= self._mail.send_empty(rank, size)
+        self._num_sent = {}
+        for rank, header in enumerate(self._headers):
+            if header is not None and rank != self._exchange.rank:
+                self._mail.drop(rank, header.sizes[self._num_received[rank] :])
+                self._headers[rank] = None
+        return has_unsent
 
 
 def _exit_status(error: SystemExit) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from gpuopt.distributed.communicators.exchange import Exchange
 from gpuopt.distributed.communicators.headers import INLINE_BYTES, Header, Kind
 from gpuopt.distributed.communicators.mail import Transfer
 from gpuopt.distributed.waiting import (
@@ -16,21 +17,18 @@ from gpuopt.distributed.waiting import (
 )
 from gpuopt.errors import GpuoptError
 
-if TYPE_CHECKING:
-    from gpuopt.distributed.communicators.exchange import Exchange
-
 # The number of a message: that of no exchange.
 _NO_EXCHANGE = 2**64 - 1
 
 
 class Messages:
-    """This rank's messages to single ranks, and from them; `Exchange.messages` are these."""
+    """This rank's messages to single ranks, and from them, in one run."""
 
     def __init__(self, exchange: Exchange, mpi: Any) -> None:
         """Begins without any.
 
         Args:
-            exchange: This rank's; its `mail` is there already.
+            exchange: This rank's.
             mpi: The module `mpi4py.MPI`.
         """
         self._exchange = exchange

@@ -40,6 +40,7 @@ from gpuopt.distributed.communicators.headers import (
 )
 from gpuopt.distributed.communicators.host import find_neighbours
 from gpuopt.distributed.communicators.launcher import refuse_if_alone
+from gpuopt.distributed.communicators.messages import Messages
 from gpuopt.distributed.communicators.mpi_process import (
     check_thread,
     connect,
@@ -107,7 +108,11 @@ class MPIGroup(RankGroup):
         self._exchange.check_no_run()
         try:
             self._exchange.begin_run()
-            result = function(MPICommunicator(self._exchange))
+            messages = Messages(self._exchange, self._mpi)
+            try:
+                result = function(MPICommunicator(self._exchange, messages))
+            finally:
+                messages.let_go()
         except BaseException as error:
             self._exchange.end_run(error)
             raise
@@ -127,10 +132,11 @@ class MPICommunicator(MessagingCommunicator):
     default so large that each rank adds up at least 1 MiB of them.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, messages: Messages) -> None:
         self.rank = exchange.rank
         self.size = exchange.size
         self._exchange = exchange
+        self._messages = messages
 
     @property
     def local(self) -> SingleCommunicator:
@@ -244,10 +250,10 @@ class MPICommunicator(MessagingCommunicator):
     def send(self, value: Any, rank: int) -> None:
         if rank == self.rank or not 0 <= rank < self.size:
             raise ValueError(f"rank must be another one of {self.size} ranks, got {rank}")
-        self._exchange.messages.send(rank, pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+        self._messages.send(rank, pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
 
     def receive(self, ranks: Iterable[int], timeout_s: float) -> tuple[int, Any] | None:
-        received = self._exchange.messages.receive(ranks, timeout_s)
+        received = self._messages.receive(ranks, timeout_s)
         if received is None or isinstance(received[1], GpuoptError):
             return received
         return received[0], pickle.loads(received[1])

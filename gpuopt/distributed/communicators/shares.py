@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuopt.distributed.communicator import BUCKET_BYTES, ReduceOp
-from gpuopt.distributed.communicators.call import Call
-from gpuopt.distributed.communicators.exchange import Exchange
+from gpuopt.distributed.communicators.exchange import Call, Exchange
 from gpuopt.distributed.communicators.headers import INLINE_BYTES, Announced, Bytes, Parcel
 from gpuopt.distributed.communicators.mail import Transfer
 
