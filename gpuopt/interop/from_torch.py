@@ -18,7 +18,13 @@ from gpuopt.interop.torch_checks import (
     named_variables,
     names_of_parameters,
 )
-from gpuopt.interop.torch_forms import FORMS, import_form, import_torch_sgd
+from gpuopt.interop.torch_forms import (
+    FORMS,
+    import_adagrad,
+    import_form,
+    import_rms_prop,
+    import_torch_sgd,
+)
 from gpuopt.interop.torch_groups import (
     Array,
     Imported,
@@ -34,17 +40,15 @@ from gpuopt.interop.torch_groups import (
 )
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import (
-    AdagradOptimizer,
     AdamOptimizer,
     GradientDescentOptimizer,
     MomentumOptimizer,
-    RMSPropOptimizer,
 )
 from gpuopt.state.state import State
 from gpuopt.state.state_dict import OptimizerState
 
 # torch's settings that gpuopt supports with this value only, but for those of `_TERMS`.
-_NEUTRAL = {"weight_decay": 0, "dampening": 0, "lr_decay": 0, "amsgrad": False, "maximize": False}
+_NEUTRAL = {"weight_decay": 0, "dampening": 0, "amsgrad": False, "maximize": False}
 # The terms in formulas that are optimizers of their own here.
 _TERMS = {
     "AdamW": {"weight_decay"},
@@ -63,12 +67,7 @@ _MARKS = {
 }
 
 
-def optimizer_from_torch(
-    state_dict: Mapping[str, Any],
-    variables: Sequence[Any],
-    *,
-    allow_epsilon_difference: bool = False,
-) -> Optimizer:
+def optimizer_from_torch(state_dict: Mapping[str, Any], variables: Sequence[Any]) -> Optimizer:
     """Makes an optimizer that continues a run of torch.optim.
 
     torch's first parameter group is of the optimizer's own hyperparameters, and each other one a
@@ -82,7 +81,6 @@ def optimizer_from_torch(
             values. They are not changed. Variables are matched by their names if the state has
             names, as of `torch.optim.Adam(model.named_parameters())`; arrays, and variables that
             were made without a name, are in the order of torch's parameters.
-        allow_epsilon_difference: Accept formulas that differ only in where epsilon is added.
 
     Returns:
         An optimizer with a state: slots of the variables' shapes and dtypes, on their devices. If
@@ -121,9 +119,9 @@ def optimizer_from_torch(
         for mine, group in zip(settings, groups, strict=True)
     ]
     is_trained = [any(value is not None for value in state.values()) for state in states]
-    # What torch has not made yet is not made here either. RMSProp's own would start at 1.
-    has_slots = is_trained if any(is_trained) and kind != "RMSprop" else [True] * len(states)
-    optimizer, slots, non_slots = _IMPORTS[kind](parts, allow_epsilon_difference)
+    # What torch has not made yet is not made here either.
+    has_slots = is_trained if any(is_trained) else [True] * len(states)
+    optimizer, slots, non_slots = _IMPORTS[kind](parts)
     state: OptimizerState = {
         "format": 1,
         "optimizer": type(optimizer).__name__,
@@ -178,7 +176,7 @@ class EpsilonOfTorch:
         return np.float64(self.eps * math.sqrt(1 - float(beta2_power)))
 
 
-def _import_adam(parts: Sequence[Part], _: bool) -> Imported:
+def _import_adam(parts: Sequence[Part]) -> Imported:
     step = step_of(parts)
     base = parts[0].settings
     powers: dict[str, Array] = {}
@@ -214,7 +212,7 @@ def _import_adam(parts: Sequence[Part], _: bool) -> Imported:
     )
 
 
-def _import_sgd(parts: Sequence[Part], _: bool) -> Imported:
+def _import_sgd(parts: Sequence[Part]) -> Imported:
     rates = rates_of(parts)
     with_momentum = [part.settings for part in parts if part.settings["momentum"]]
     if not with_momentum:
@@ -235,67 +233,11 @@ def _import_sgd(parts: Sequence[Part], _: bool) -> Imported:
     return optimizer, {"momentum": values_of(parts, "momentum_buffer")}, {}
 
 
-def _import_adagrad(parts: Sequence[Part], allow: bool) -> Imported:
-    for part in parts:
-        eps = part.settings["eps"]
-        # Accumulators only grow: if epsilon is lost in rounding now, it will be in every later
-        # step.
-        visible_below = (eps / np.finfo(np.float32).epsneg) ** 2
-        sums = (values.min() for values in values_of([part], "sum") if values.size)
-        smallest = min(sums, default=np.inf)
-        if eps and smallest < visible_below and not allow:
-            raise ValueError(
-                f"torch's Adagrad adds eps={eps} to the root, gpuopt's does not; results differ "
-                f"where an accumulator is below {visible_below:.2g}, and one is {smallest:.2g}"
-            )
-    rates = rates_of(parts)
-    groups = groups_of(rates[0], rates[1:], parts)
-    optimizer = AdagradOptimizer(**rates[0], groups=groups, slot_dtype=parts[0].slot_dtype)
-    return optimizer, {"accumulator": values_of(parts, "sum")}, {}
-
-
-def _import_rms_prop(parts: Sequence[Part], allow: bool) -> Imported:
-    for part in parts:
-        if part.settings["eps"] and not allow:
-            raise ValueError(
-                f"torch's RMSprop adds eps={part.settings['eps']} outside the root, gpuopt's "
-                "inside; they agree only at eps=0"
-            )
-    numbers: list[dict[str, Any]] = [
-        {
-            "learning_rate": to_number(part.settings["lr"]),
-            "decay": to_number(part.settings["alpha"]),
-            "momentum": to_number(part.settings["momentum"]),
-            "epsilon": np.float64(part.settings["eps"]) ** 2,
-        }
-        for part in parts
-    ]
-    centered = shared("centered", [part.settings for part in parts])
-    groups = groups_of(numbers[0], numbers[1:], parts)
-    slot_dtype = parts[0].slot_dtype
-    optimizer = RMSPropOptimizer(
-        **numbers[0], centered=centered, groups=groups, slot_dtype=slot_dtype
-    )
-    slots = {
-        "rms": values_of(parts, "square_avg"),
-        # gpuopt's momentum slot includes the learning rate.
-        "momentum": [
-            (given["learning_rate"] * buffer).astype(buffer.dtype)
-            for part, given in zip(parts, numbers, strict=True)
-            for buffer in values_of([part], "momentum_buffer")
-        ],
-    }
-    if centered:
-        slots["mg"] = values_of(parts, "grad_avg")
-    names = optimizer.state.describe().slot_names or []
-    return optimizer, {name: slots[name] for name in names}, {}
-
-
-_IMPORTS: dict[str, Callable[[Sequence[Part], bool], Imported]] = {
+_IMPORTS: dict[str, Callable[[Sequence[Part]], Imported]] = {
     "Adam": _import_adam,
     "SGD": _import_sgd,
-    "Adagrad": _import_adagrad,
-    "RMSprop": _import_rms_prop,
+    "Adagrad": import_adagrad,
+    "RMSprop": import_rms_prop,
     **{kind: partial(import_form, form) for kind, form in FORMS.items()},
     "SGD with decay or dampening": import_torch_sgd,
 }

@@ -41,8 +41,9 @@ def optimizer_to_torch(
     """Returns a state for `load_state_dict` of a torch optimizer that continues this run.
 
     torch's Adam and AdamW load the state of Adam, SGD that of GradientDescent, Momentum and
-    TorchSGD, Adagrad that of Adagrad, RMSprop that of RMSProp, AdamW that of TorchAdamW, Adam with
-    amsgrad that of AMSGrad, NAdam and RAdam those of TorchNAdam and RAdam. Needs torch.
+    TorchSGD, Adagrad that of Adagrad and TorchAdagrad, RMSprop that of RMSProp and TorchRMSprop,
+    AdamW that of TorchAdamW, Adam with amsgrad that of AMSGrad, NAdam and RAdam those of TorchNAdam
+    and RAdam. Needs torch.
 
     Args:
         optimizer: Of exactly one of these classes (no subclass), with numbers as hyperparameters.

@@ -28,7 +28,7 @@ _NUMBERS = {
     "RAdam": ["lr", "betas", "eps"],
     "SGD with decay or dampening": ["lr", "momentum", "dampening", "weight_decay"],
     "SGD": ["lr", "momentum"],
-    "Adagrad": ["lr", "eps"],
+    "Adagrad": ["lr", "lr_decay", "eps", "initial_accumulator_value"],
     "RMSprop": ["lr", "alpha", "eps", "momentum"],
 }
 
@@ -259,7 +259,7 @@ def _parts(kind: str, settings: Mapping[str, Any]) -> list[str]:
         more = {"Adam with amsgrad": ["max_exp_avg_sq"], "NAdam": ["mu_product"]}
         return ["step", "exp_avg", "exp_avg_sq", *more.get(kind, [])]
     if kind == "Adagrad":
-        return ["sum"]
+        return ["sum", "step"]
     momentum = ["momentum_buffer"] if settings["momentum"] else []
     if kind.startswith("SGD"):
         return momentum

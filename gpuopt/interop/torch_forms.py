@@ -23,14 +23,17 @@ from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import (
     AMSGradOptimizer,
     RAdamOptimizer,
+    TorchAdagradOptimizer,
     TorchAdamWOptimizer,
     TorchNAdamOptimizer,
+    TorchRMSpropOptimizer,
     TorchSGDOptimizer,
 )
 from gpuopt.optimizers.torch_sgd import torch_nesterov
 from gpuopt.variables.variable import Variable
 
 _AVERAGES = {"m": "exp_avg", "v": "exp_avg_sq"}
+_OF_RMS_PROP = {"rms": "square_avg", "mg": "grad_avg", "momentum": "momentum_buffer"}
 
 
 class _Form(NamedTuple):
@@ -63,7 +66,7 @@ FORMS = {
 _FORM_OF = {form.optimizer: form for form in FORMS.values()}
 
 
-def import_form(form: _Form, parts: Sequence[Part], _: bool) -> Imported:
+def import_form(form: _Form, parts: Sequence[Part]) -> Imported:
     """Makes an optimizer of Adam's family of torch's parameter groups.
 
     Args:
@@ -98,18 +101,13 @@ def import_form(form: _Form, parts: Sequence[Part], _: bool) -> Imported:
     return optimizer, {ours: values_of(parts, key) for ours, key in form.slots.items()}, counters
 
 
-def import_torch_sgd(parts: Sequence[Part], _: bool) -> Imported:
+def import_torch_sgd(parts: Sequence[Part]) -> Imported:
     """Makes a `TorchSGDOptimizer` of torch's parameter groups, as `import_form` does.
 
     Raises:
         ValueError: the groups differ in more than numbers.
     """
-    with_momentum = [part for part in parts if part.settings["momentum"]]
-    if with_momentum and not parts[0].settings["momentum"]:
-        raise ValueError(
-            "torch's first parameter group has no momentum, and another one has: import each group "
-            "into an optimizer of its own"
-        )
+    with_momentum = _with_momentum(parts)
     use_nesterov = bool(with_momentum) and shared(
         "nesterov", [part.settings for part in with_momentum]
     )
@@ -136,6 +134,60 @@ def import_torch_sgd(parts: Sequence[Part], _: bool) -> Imported:
     slots = {"momentum": values_of(parts, "momentum_buffer")} if with_momentum else {}
     # torch does not count; whether a step is the first is all that matters.
     return optimizer, slots, {"step": np.array(any(has_begun), np.float64)}
+
+
+def import_adagrad(parts: Sequence[Part]) -> Imported:
+    """Makes a `TorchAdagradOptimizer` of torch's parameter groups, as `import_form` does."""
+    # Only the decay depends on the step. torch's parameters have states before their first steps.
+    decaying = [
+        part._replace(states=[state for state in part.states if state["step"]])
+        for part in parts
+        if part.settings["lr_decay"]
+    ]
+    steps = [int(state["step"]) for part in parts for state in part.states]
+    step = step_of(decaying) if decaying else max(steps)
+    numbers: list[dict[str, Any]] = [
+        {
+            "learning_rate": to_number(part.settings["lr"]),
+            "learning_rate_decay": to_number(part.settings["lr_decay"]),
+            "epsilon": to_number(part.settings["eps"]),
+        }
+        for part in parts
+    ]
+    optimizer = TorchAdagradOptimizer(
+        **numbers[0],
+        initial_accumulator_value=float(parts[0].settings["initial_accumulator_value"]),
+        groups=groups_of(numbers[0], numbers[1:], parts),
+        slot_dtype=parts[0].slot_dtype,
+    )
+    counters = {"step": np.array(step, np.float64)}
+    return optimizer, {"accumulator": values_of(parts, "sum")}, counters
+
+
+def import_rms_prop(parts: Sequence[Part]) -> Imported:
+    """Makes a `TorchRMSpropOptimizer` of torch's parameter groups, as `import_form` does.
+
+    Raises:
+        ValueError: the groups differ in more than numbers.
+    """
+    has_momentum = bool(_with_momentum(parts))
+    numbers: list[dict[str, Any]] = [
+        {
+            "learning_rate": to_number(part.settings["lr"]),
+            "decay": to_number(part.settings["alpha"]),
+            "epsilon": to_number(part.settings["eps"]),
+            **({"momentum": to_number(part.settings["momentum"])} if has_momentum else {}),
+        }
+        for part in parts
+    ]
+    optimizer = TorchRMSpropOptimizer(
+        **numbers[0],
+        centered=shared("centered", [part.settings for part in parts]),
+        groups=groups_of(numbers[0], numbers[1:], parts),
+        slot_dtype=parts[0].slot_dtype,
+    )
+    slots = {name: values_of(parts, _OF_RMS_PROP[name]) for name in optimizer.rule.slots}
+    return optimizer, slots, {}
 
 
 def export_form(
@@ -213,10 +265,67 @@ def export_torch_sgd(
     return "SGD", settings, [{"momentum_buffer": slots["momentum"][name]} for name in with_slots]
 
 
+def export_adagrad(
+    optimizer: Any, given: Given, variables: Mapping[str, Variable], _: bool
+) -> Exported:
+    """Returns what torch's Adagrad is to be given for one group, as `export_form` does."""
+    hyper = read_numbers(given, ["learning_rate", "learning_rate_decay", "epsilon"])
+    state = optimizer.state_dict(variables)
+    names = names_with_slots(state, "accumulator", variables)
+    initial = float(optimizer.initial_accumulator_value)
+    settings = {
+        "lr": hyper["learning_rate"],
+        "lr_decay": hyper["learning_rate_decay"],
+        "eps": hyper["epsilon"],
+        "initial_accumulator_value": initial,
+    }
+    # torch's Adagrad has sums from its construction on, so they must be in the state.
+    sums = [state["slots"]["accumulator"][name] for name in names] or [
+        np.full(variable.shape, initial, variable.dtype) for variable in variables.values()
+    ]
+    step = np.array(_steps(state), np.float32)
+    return "Adagrad", settings, [{"step": step, "sum": each} for each in sums]
+
+
+def export_rms_prop(
+    optimizer: Any, given: Given, variables: Mapping[str, Variable], _: bool
+) -> Exported:
+    """Returns what torch's RMSprop is to be given for one group, as `export_form` does."""
+    names = [name for name in ("momentum",) if name in given]
+    hyper = read_numbers(given, ["learning_rate", "decay", "epsilon", *names])
+    state = optimizer.state_dict(variables)
+    settings = {
+        "lr": hyper["learning_rate"],
+        "alpha": hyper["decay"],
+        "eps": hyper["epsilon"],
+        "momentum": hyper.get("momentum", 0.0),
+        "centered": "mg" in optimizer.rule.slots,
+    }
+    states: States = [
+        # torch counts the steps, and its formula has no count.
+        {"step": np.array(0, np.float32)}
+        | {_OF_RMS_PROP[slot]: state["slots"][slot][name] for slot in optimizer.rule.slots}
+        for name in names_with_slots(state, "rms", variables)
+    ]
+    return "RMSprop", settings, states
+
+
 EXPORTS: dict[type[Optimizer], Callable[[Any, Given, Mapping[str, Variable], bool], Exported]] = {
     **dict.fromkeys(_FORM_OF, export_form),
     TorchSGDOptimizer: export_torch_sgd,
+    TorchAdagradOptimizer: export_adagrad,
+    TorchRMSpropOptimizer: export_rms_prop,
 }
+
+
+def _with_momentum(parts: Sequence[Part]) -> list[Part]:
+    found = [part for part in parts if part.settings["momentum"]]
+    if found and not parts[0].settings["momentum"]:
+        raise ValueError(
+            "torch's first parameter group has no momentum, and another one has: import each group "
+            "into an optimizer of its own"
+        )
+    return found
 
 
 def _steps(state: Any) -> float:

@@ -44,7 +44,7 @@ def step_of(parts: Sequence[Part]) -> int:
     steps = {int(state["step"]) for part in parts for state in part.states if state} or {0}
     if len(steps) > 1:
         raise ValueError(
-            f"torch's parameters are at steps {sorted(steps)}; gpuopt's Adam has one step for all"
+            f"torch's parameters are at steps {sorted(steps)}; gpuopt counts those of all as one"
         )
     return steps.pop()
 
