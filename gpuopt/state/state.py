@@ -11,6 +11,7 @@ from collections.abc import (
     Mapping,
     MutableMapping,
     Sequence,
+    Set,
 )
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -306,12 +307,16 @@ class State:
                             del table[former]
                 self.names_of_paths[path] = variable.name
             # The formers' slots go on here: they are not to wait again once the formers are gone.
-            self._expected = {
-                name: each
-                for name, each in self._expected.items()
-                if not each[0].is_of_one_of(formers)
-            }
+            self.expect_no_more(formers)
             self.wait_for_names()
+
+    def expect_no_more(self, identities: Set[Identity]) -> None:
+        """Ends what `expect_by_name` began for some variables, which are there."""
+        self._expected = {
+            name: each
+            for name, each in self._expected.items()
+            if not each[0].is_of_one_of(identities)
+        }
 
     def wait_for_paths(self) -> None:
         """Has slots that wait for arrays' names wait for their paths, as in a saved state."""

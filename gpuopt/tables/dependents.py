@@ -62,6 +62,8 @@ def make_waiting_slots(variable: Variable) -> None:
             optimizer.state.keep(undo)
             claim_state(optimizer.state, variable.name, variable, undo)
             end_blocks_at_rows(optimizer.state, variable, optimizer.slot_codecs)
+            # A copy would keep replaced slots alive.
+            optimizer.state.expect_no_more({variable.identity})
 
     with undoing():
         optimizers = living_optimizers()

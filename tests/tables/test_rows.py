@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import threading
@@ -469,6 +470,18 @@ def test_restored_slots_that_wait_for_their_variable_come_along(tmp_path: Path) 
 
 
 # What comes between.
+
+
+def test_rows_change_under_a_copy_that_has_made_no_step() -> None:
+    """Its slots in 8 bits had blocks with parts of several rows."""
+    table = Variable(np.ones((9, 2), np.float32))
+    optimizer = gpuopt.AdamOptimizer(0.5, slot_bits=8)
+    optimizer.apply_gradients([(np.ones((9, 2), np.float32), table)])
+    table, optimizer = copy.deepcopy((table, optimizer))
+    expected = optimizer.get_slot(table, "m").numpy()[:5]
+    gpuopt.rows(table).keep(np.arange(5))
+    np.testing.assert_array_equal(optimizer.get_slot(table, "m").numpy(), expected)
+
 
 
 @pytest.mark.parametrize("change", [name for name in CHANGES if name != "reset"])
