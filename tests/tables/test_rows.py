@@ -483,7 +483,6 @@ def test_rows_change_under_a_copy_that_has_made_no_step() -> None:
     np.testing.assert_array_equal(optimizer.get_slot(table, "m").numpy(), expected)
 
 
-
 @pytest.mark.parametrize("change", [name for name in CHANGES if name != "reset"])
 def test_failure_at_any_allocation_leaves_everything(
     change: str, monkeypatch: pytest.MonkeyPatch

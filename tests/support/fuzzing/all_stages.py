@@ -110,6 +110,8 @@ class Program:
         values = {label: as_float64(each) for label, each in self.real.items()}
         self.model = Model(self.kind, values)
         self.shown = {label: value.copy() for label, value in values.items()}
+        # A master copy keeps its digits where it is assigned either of what its ties round to.
+        self.halves_to_even = dict(self.shown)
         # What does not change when the optimizer is made again.
         self.follows: str | None = choose([None, None, "inside", "after"])
         self.averages: Any = None
@@ -311,8 +313,9 @@ class Program:
         Digits of a master copy that are none of the array's stay where the array stays as it was.
         """
         kept = self.model.values[label]
-        self.model.values[label] = np.where(value == self.shown[label], kept, value)
-        self.shown[label] = value.copy()
+        is_same = (value == self.shown[label]) | (value == self.halves_to_even[label])
+        self.model.values[label] = np.where(is_same, kept, value)
+        self.shown[label] = self.halves_to_even[label] = value.copy()
 
     # Comparisons.
 
@@ -344,13 +347,14 @@ class Program:
         master = self.own.get_slot(real, "master") if "masters" in self.form.options else None
         kept = real if master is None else master
         self._compare(label, kept, self.model.values[label], label)
+        self.shown[label] = self.halves_to_even[label] = as_float64(real)
         if master is not None:
             bits = master.numpy().view(np.uint32)
             rounded = master.numpy().astype(real.dtype)
+            self.halves_to_even[label] = rounded.astype(np.float64)
             if self.form.options["masters"] == "remainder":  # half up
                 rounded = ((bits + np.uint32(0x8000)) >> 16).astype(np.uint16).view(BFLOAT16)
             np.testing.assert_array_equal(real.numpy(), rounded, err_msg=label)
-        self.shown[label] = as_float64(real)
 
     def _compare(self, what: str, real: Any, expected: np.ndarray, label: str) -> None:
         assert real is not None, f"{what} is missing"
