@@ -31,6 +31,13 @@ def test_stages_on_emulated_gpus_do_what_a_model_does(seed: int) -> None:
     all_stages.run(seed, NUMBERS[:20], "gpu:0")
 
 
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+@long_run
+def test_stages_on_emulated_gpus_do_what_a_model_does_in_many_programs(part: int) -> None:
+    run_for_a_while(lambda seed, _: all_stages.run(seed, NUMBERS[:20], "gpu:0"))
+
+
 def run_on_streams(seed: int) -> None:
     with driver.schedule(POLICIES[seed % len(POLICIES)], seed):
         all_stages.run(seed, NUMBERS[:20], "gpu:0", [new_stream() for _ in range(2)])
