@@ -1,4 +1,4 @@
-"""TensorFlow's names that few need: most of tf.contrib's, and second names of one thing."""
+"""TensorFlow's names that few need: most of tf.contrib's, and aliases."""
 
 from gpuopt.clipping import clip_by_average_norm, clip_by_norm
 from gpuopt.optimizers.base.sign_decay import (

@@ -1,4 +1,4 @@
-"""Describes the machine: libraries, CPU and GPUs, and why a GPU is not usable."""
+"""The command `gpuopt info`: libraries, CPU, GPUs, and the reason why a GPU is not usable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts Ctrl-C off while arrays are written that must all be written or none."""
+"""Delays Ctrl-C while several arrays are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dir` lists of an object, which completion in notebooks and shells offers."""
+"""The names that `dir` and completion offer for an object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to say of a name that gpuopt does not have."""
+"""Error messages for names that gpuopt does not have, with the nearest ones."""
 
 from __future__ import annotations
 

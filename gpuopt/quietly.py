@@ -1,4 +1,4 @@
-"""Arithmetic without warnings: NaN and infinity are results, as on a GPU and in TensorFlow."""
+"""Arithmetic without numpy's warnings: NaN and infinity are results, as on a GPU."""
 
 from __future__ import annotations
 

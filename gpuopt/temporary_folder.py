@@ -1,4 +1,4 @@
-"""Temporary folders that go with the process that made them, and with no forked child of it."""
+"""Temporary folders, removed when the process that made them ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backend needs to bring rows of a table up to date that missed steps."""
+"""A table's record of missed steps: a backend brings rows up to date by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device is given to decide about a step of a scaled loss, and what it makes of it."""
+"""The inputs and results of a device's decision whether a step with a loss scale is made."""
 
 from __future__ import annotations
 

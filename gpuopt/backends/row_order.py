@@ -1,4 +1,4 @@
-"""The order in which a sparse gradient's rows of one index are added up, the same on every device.
+"""The order in which gradients of one row are added up, the same on every device.
 
 All rows of a call, of tables of one width, are sorted by their table and index; equal ones keep
 their order. Sorted positions are cut into pieces of `PIECE`, and pieces into stretches of

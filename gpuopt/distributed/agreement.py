@@ -1,4 +1,4 @@
-"""What all processes of a training must have in common, and the error that says who differs."""
+"""Settings that must be equal in all processes of a training, and the error that names a rank."""
 
 from __future__ import annotations
 

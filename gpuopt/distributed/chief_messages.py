@@ -1,4 +1,4 @@
-"""What the chief and the workers of one training send each other from process to process."""
+"""The messages between the chief and the workers of a training in several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol by which ranks train together, be they threads, processes or machines."""
+"""The protocol by which ranks train together: threads, processes or machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coordinator: which workers train, what each has done, and how their training ends."""
+"""Coordinator: the state of a training by workers, from their start to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that one rank makes for others: for those of its process, or for all."""
+"""Calls that one rank makes for all ranks, or for those of its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the workers of an optimizer are run: in threads, or one in this process."""
+"""Runs an optimizer's workers: in threads, or one in this process."""
 
 from __future__ import annotations
 

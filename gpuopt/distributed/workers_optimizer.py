@@ -1,4 +1,4 @@
-"""Optimizers for workers that go through a coordinator, be they threads or processes."""
+"""Optimizers for workers with a coordinator, in threads or processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what is missing or impossible in a state of torch.optim, before anything is made of it."""
+"""Refuses states of torch.optim in which something is missing or impossible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's parameter groups, and what gpuopt's optimizers are given for them."""
+"""torch's parameter groups, as arguments of gpuopt's optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adam whose second average is of whole rows."""
+"""Adam with one second moment for each row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule does to rows without a gradient, and what a row needs that has missed many steps.
+"""Closed forms of many steps without a gradient, for rows that catch up.
 
 In a step without a gradient, Adam's `m` and `v` are multiplied by beta1 and beta2, and the row
 moves by `a * m / (sqrt(v) + epsilon)`. With r = beta1 / sqrt(beta2), u_k = beta2^(-k/2) - 1,

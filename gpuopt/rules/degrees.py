@@ -1,4 +1,4 @@
-"""What a new rule sums of a few numbers: wrong degrees are refused."""
+"""Refuses a new rule whose sums do not have the degrees that it declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""numpy's functions that update rules may call, and what they are in C++."""
+"""The numpy functions that update rules may call, with their C++."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What schedules compute, in numpy.
+"""The formulas of schedules, in numpy.
 
 After the step come a formula's constants, by keyword. Steps may be arrays. A formula computes in
 the type of `step`, float32 or float64, and rounds each operation as TensorFlow does. Powers, logs

@@ -1,4 +1,4 @@
-"""Whether a rule's step depends on where its variable is.
+"""Finds rules whose step does not depend on the value of the variable.
 
 If it does not, but for a decay, a variable that is the sum of two numbers can be stepped and
 rounded once: the rule steps the smaller one, and the result is added to the larger one.

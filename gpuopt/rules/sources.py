@@ -1,4 +1,4 @@
-"""Where CUDA sources are: gpuopt's own, and those of rules in other packages."""
+"""The folders of CUDA sources: gpuopt's own, and those of rules in other packages."""
 
 from __future__ import annotations
 

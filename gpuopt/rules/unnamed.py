@@ -1,4 +1,4 @@
-"""What a rule does to rows that a sparse gradient does not name, in terms of its scalars."""
+"""Declarations of a rule's effect on rows without a gradient."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What an optimizer remembers: slots, scalars, and values that wait to be restored."""
+"""The state of an optimizer: slots, scalars, and values that wait to be restored."""

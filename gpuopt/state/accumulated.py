@@ -1,4 +1,4 @@
-"""What gradient accumulation calls its part of a state, and states that have it elsewhere."""
+"""The names of gradient accumulation's slots, and states that have these elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers are shown, copied and pickled as what their constructor was given, with the state."""
+"""Copies, pickles and prints optimizers, by the arguments of their constructors and their state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of loss scaling in saved states: runs go on without them, and with other managers."""
+"""Loss scales in saved states, also of states without one or of another manager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Master copies of 16-bit variables: what is written to one of the two is written to the other."""
+"""Master copies of 16-bit variables: a write to one of the two goes to the other."""
 
 from __future__ import annotations
 

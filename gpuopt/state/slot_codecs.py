@@ -1,4 +1,4 @@
-"""How an optimizer stores its slots, and saved states of optimizers that store them otherwise."""
+"""The codecs of an optimizer's slots, and conversion of states saved with other codecs."""
 
 from __future__ import annotations
 

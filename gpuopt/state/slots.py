@@ -1,4 +1,4 @@
-"""Slots: the arrays of each in a state, as its codec stores numbers in them."""
+"""The arrays of each slot, made and replaced by its codec."""
 
 from __future__ import annotations
 

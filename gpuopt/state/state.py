@@ -1,4 +1,4 @@
-"""State: what one optimizer remembers, and the lock over it."""
+"""State: the slots and numbers of one optimizer, and their lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wrappers add to the steps of the optimizer inside them."""
+"""Hooks that wrappers add to a step."""
 
 from __future__ import annotations
 

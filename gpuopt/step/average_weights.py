@@ -1,4 +1,4 @@
-"""How much averages take of new values in one move, and who refuses it."""
+"""The weight of a new value in a moving average, by the count of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The updates of a step that leaves some of its variables alone."""
+"""The updates of a step without some of its variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings of calls that train wrongly, and are no errors."""
+"""Warnings about calls that train wrongly and raise no error."""
 
 from __future__ import annotations
 

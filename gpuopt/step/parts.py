@@ -1,4 +1,4 @@
-"""What one step updates at once: parts of its gradients, and the batches that backends take."""
+"""The parts of a step's gradients, and the batches that backends update."""
 
 from __future__ import annotations
 

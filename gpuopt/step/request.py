@@ -1,4 +1,4 @@
-"""StepRequest: what goes into one step, from `apply_gradients` through wrappers to the updates."""
+"""StepRequest: the arguments of one step, from `apply_gradients` to the updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables whose rows may be behind: in a step, those that a gradient names catch up."""
+"""Tables with rows that missed steps: those that a gradient names catch up in a step."""
 
 from __future__ import annotations
 

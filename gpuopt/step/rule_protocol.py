@@ -1,4 +1,4 @@
-"""What steps by an update rule ask of an optimizer."""
+"""The members of an optimizer that a step by an update rule uses."""
 
 from __future__ import annotations
 

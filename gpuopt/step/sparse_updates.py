@@ -1,4 +1,4 @@
-"""Updates by sparse gradients: their rows, rows that fell behind, and as dense where rules sum."""
+"""Updates by sparse gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tables may have rows that are behind, and who brings them up to date in a step."""
+"""The tables with rows that missed steps, and the steps that bring them up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of a scaled loss, divided by the scale."""
+"""Divides gradients by the scale of their loss."""
 
 from __future__ import annotations
 

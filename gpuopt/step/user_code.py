@@ -1,4 +1,4 @@
-"""User code that a step calls may make steps of its own; a signal handler in its middle may not."""
+"""Calls of user code inside a step: it may make steps, a signal handler may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients in float32 for variables of 16 bits: sums, and what a loss scale has divided."""
+"""float32 gradients of 16-bit variables: sums, or divided by a loss scale."""
 
 from __future__ import annotations
 

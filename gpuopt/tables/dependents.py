@@ -1,4 +1,4 @@
-"""What hangs on a variable, and must get other rows together with it."""
+"""The slots and averages that get other rows together with their variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows a caller means: by their numbers, or by a mask."""
+"""Row numbers from a caller's numbers or mask."""
 
 from __future__ import annotations
 

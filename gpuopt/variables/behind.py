@@ -1,4 +1,4 @@
-"""Values that are brought up to date before they are read or written, such as lazy rows."""
+"""The protocol of values that are brought up to date before a read or write, as lazy rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables that are copied or pickled together with what is kept for them, raw arrays too."""
+"""Variables and raw arrays that are copied or pickled together with their state."""
 
 from __future__ import annotations
 

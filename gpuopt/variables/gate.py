@@ -1,4 +1,4 @@
-"""Keeps whoever saves or restores state out of the middle of a step, or of any other write.
+"""The gate: saves and restores wait for steps and other writes, and these for them.
 
 Every thread has a passage through the gate, which it locks while it writes. Whoever saves or
 restores closes the gate and waits until no passage is locked; who wants to write meanwhile waits

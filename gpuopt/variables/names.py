@@ -1,4 +1,4 @@
-"""Names of variables: unique among live variables, and fixed when they are first asked for."""
+"""Names of variables: unique among live variables, and fixed by their first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorders of a thread: they are told when a loss reads or writes a variable."""
+"""The recorders of a thread: a loss's reads and writes of variables go to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registry: objects that are found for as long as they live."""
+"""Registry: a set of objects that does not keep them alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of variables' rows: who is asked before, and how a step in flight notices."""
+"""Changes of variables' rows: checks before, and a counter by which a step notices them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of which several elements share memory, as sliding windows: they cannot be variables."""
+"""Refuses arrays whose elements share memory, such as sliding windows, as variables."""
 
 from __future__ import annotations
 

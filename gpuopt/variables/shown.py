@@ -1,4 +1,4 @@
-"""How a variable's value is shown: all of a small one, and the corners of a large one."""
+"""Prints a variable's value: all of a small one, and the corners of a large one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a variable's array comes from: a copy of the user's value, or the user's own memory."""
+"""A variable's array: a copy of the user's value, or the user's own memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several writes of which all are made or none.
+"""All or none of several writes.
 
 What could fail or be interrupted comes first: its earlier values are kept, and put back on error.
 Plain copies in host memory come last, by built-ins alone.

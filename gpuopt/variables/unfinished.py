@@ -1,4 +1,4 @@
-"""Steps that have begun to write; one that was not finished is remembered until it is settled.
+"""Steps that were cut while they wrote, remembered until they are settled.
 
 A step is in `begun` from before it reads its scalars until it is counted. A step that is still
 there when its thread makes it no longer was not finished: an exception, as of Ctrl-C, has ended it.

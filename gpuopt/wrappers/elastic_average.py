@@ -1,4 +1,4 @@
-"""ElasticAverageOptimizer: workers that are drawn towards a common center."""
+"""ElasticAverageOptimizer: workers drawn towards a common center."""
 
 from __future__ import annotations
 

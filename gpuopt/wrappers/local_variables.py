@@ -1,4 +1,4 @@
-"""The variables of one of several workers, and what the workers have in common."""
+"""The variables of one of several workers, and the copies of the center."""
 
 from __future__ import annotations
 

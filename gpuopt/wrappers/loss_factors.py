@@ -1,4 +1,4 @@
-"""What gradients of a scaled loss are multiplied by as they are added up."""
+"""The factors of gradients of a scaled loss as they are added up."""
 
 from __future__ import annotations
 

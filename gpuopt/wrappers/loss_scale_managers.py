@@ -1,4 +1,4 @@
-"""How the scale of a loss is chosen: contrib's managers, and TensorFlow 2's dynamic rule."""
+"""Managers of loss scales: contrib's, and TensorFlow 2's dynamic rule."""
 
 from __future__ import annotations
 

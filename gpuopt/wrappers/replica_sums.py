@@ -1,4 +1,4 @@
-"""What the replicas of one process bring to an optimizer that accumulates their gradients."""
+"""Sums of accumulated gradients over the replicas of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where sums of gradients are: in the state of the optimizer that will be given them."""
+"""Accumulated gradients in the state of the inner optimizer."""
 
 from __future__ import annotations
 

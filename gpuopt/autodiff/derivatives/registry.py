@@ -1,4 +1,4 @@
-"""The derivatives that losses take of functions, and the arguments that each derivative honours."""
+"""The table of derivatives, and the arguments that each derivative supports."""
 
 from __future__ import annotations
 

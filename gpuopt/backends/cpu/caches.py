@@ -1,4 +1,4 @@
-"""How large the CPU's caches are."""
+"""The sizes of the CPU's caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cores this process may use, and how much of them."""
+"""The number of cores that this process may use."""
 
 from __future__ import annotations
 

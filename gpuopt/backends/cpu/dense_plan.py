@@ -1,4 +1,4 @@
-"""How variables in host memory are cut into tasks: large ones in chunks, small ones in bundles."""
+"""Cuts variables in host memory into tasks: large ones into chunks, small ones into bundles."""
 
 from __future__ import annotations
 

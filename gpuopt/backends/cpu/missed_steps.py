@@ -1,4 +1,4 @@
-"""What steps that rows have missed would do to them, in numpy."""
+"""The effect of missed steps on rows, in numpy."""
 
 from __future__ import annotations
 

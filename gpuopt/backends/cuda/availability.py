@@ -1,4 +1,4 @@
-"""Whether there are GPUs, and what keeps gpuopt from using them."""
+"""Whether there are GPUs, and the reason why gpuopt cannot use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table's count of steps, in device memory: kernels alone know which steps were not refused."""
+"""A table's count of steps, in device memory, because the host does not know refused steps."""
 
 from __future__ import annotations
 

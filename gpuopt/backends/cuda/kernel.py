@@ -1,4 +1,4 @@
-"""What a kernel is: a function template of `kernels/`, with its type filled in."""
+"""A kernel: a function template of `kernels/` with its types filled in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads and blocks each kernel gets: this changes its speed, never its result."""
+"""The number of threads and blocks of each kernel: it changes speed, never results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How data for kernels is laid out: structs of C++, in kernels/shared/structs.cuh.
+"""The layout of data for kernels: structs of C++, in kernels/shared/structs.cuh.
 
 That header is written from this file by tests/support/structs_header.py.
 """

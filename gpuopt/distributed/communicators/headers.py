@@ -1,4 +1,4 @@
-"""The first message of each call: what a rank calls, and what will follow."""
+"""The first message of each call: the call's name, and the sizes of the blocks that follow."""
 
 from __future__ import annotations
 

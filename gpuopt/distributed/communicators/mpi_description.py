@@ -1,4 +1,4 @@
-"""Which MPI there is, and what it says of GPUs: for `gpuopt info`."""
+"""A description of MPI and its support of GPUs, for `gpuopt info`."""
 
 from __future__ import annotations
 

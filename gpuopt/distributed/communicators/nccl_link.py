@@ -1,4 +1,4 @@
-"""One rank's end of NCCL: collectives on its GPU's current stream, and what becomes of them."""
+"""One rank's end of NCCL: enqueues collectives and knows those that are not done."""
 
 from __future__ import annotations
 

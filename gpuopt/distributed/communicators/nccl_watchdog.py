@@ -1,4 +1,4 @@
-"""Looks at collectives under way, which no thread waits for."""
+"""A thread that ends the program's wait for collectives that do not end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks compare calls and wait for each other through a store of torch.distributed.
+"""Ranks compare calls and wait for each other through a store of torch.distributed.
 
 A store has bytes by key for all processes of a job, and adds to numbers atomically.
 """

@@ -1,4 +1,4 @@
-"""Which variables of an optimizer decay."""
+"""The choice of variables that decay."""
 
 from __future__ import annotations
 

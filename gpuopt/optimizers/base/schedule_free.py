@@ -1,4 +1,4 @@
-"""What the Schedule-Free optimizers have in common."""
+"""Code shared by the Schedule-Free optimizers."""
 
 from __future__ import annotations
 

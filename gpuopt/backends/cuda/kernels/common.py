@@ -1,4 +1,4 @@
-"""What several kernels take alike."""
+"""Parameters that several kernels share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels take of a rule: its scalars, and its variables' arrays."""
+"""Parameters of a rule: its scalars, and the arrays of its variables."""
 
 from __future__ import annotations
 
