@@ -51,6 +51,7 @@ class Exchange:
         size: How many ranks there are.
         is_running: Whether a run goes on; whoever has begun it sets this to False.
         mail: What it sends and receives.
+        mpi: The module `mpi4py.MPI`.
         run: The number of the run.
         has_core: Whether there is a core for each rank of this host.
     """
@@ -66,7 +67,7 @@ class Exchange:
         self.mail = Mail(mpi, comm)
         self.rank = self.mail.rank
         self.size = self.mail.size
-        self._mpi = mpi
+        self.mpi = mpi
         self._timeout_s = timeout_s
         self.has_core = True
         self.run = 0
@@ -227,7 +228,7 @@ class Exchange:
         if is_announced:
             self._tell_end(self.run, error)
             self._finish(WorkerFailedError, f"rank {self.rank} has given up {what}")
-        if isinstance(error, self._mpi.Exception):
+        if isinstance(error, self.mpi.Exception):
             self.refuse(what, error)
 
     def gather_calls(self, description: str) -> list[str]:
@@ -269,15 +270,15 @@ class Exchange:
         """Waits until blocks have been sent and received."""
         pending = [transfer for transfer in transfers if transfer.request]
         requests = [transfer.request for transfer in pending]
-        statuses = [self._mpi.Status() for _ in requests]
+        statuses = [self.mpi.Status() for _ in requests]
         tests = 0
-        while not self._mpi.Request.Testall(requests, statuses):
+        while not self.mpi.Request.Testall(requests, statuses):
             tests += 1
             if tests % _TESTS_BEFORE_PAUSE == 0:
                 self._pause(waiting)
         for transfer, status in zip(pending, statuses, strict=True):
             if transfer.source is not None:
-                received = status.Get_count(self._mpi.BYTE)
+                received = status.Get_count(self.mpi.BYTE)
                 while received < transfer.memory.nbytes:
                     # It has given up, and says why in a header.
                     self._pause(waiting, [transfer.source])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -24,16 +23,11 @@ _NO_EXCHANGE = 2**64 - 1
 class Messages:
     """This rank's messages to single ranks, and from them, in one run."""
 
-    def __init__(self, exchange: Exchange, mpi: Any) -> None:
-        """Begins without any.
-
-        Args:
-            exchange: This rank's.
-            mpi: The module `mpi4py.MPI`.
-        """
+    def __init__(self, exchange: Exchange) -> None:
+        """Begins without any, over this rank's exchange."""
         self._exchange = exchange
         self._mail = exchange.mail
-        self._mpi = mpi
+        self._mpi = exchange.mpi
         # Blocks that are coming in, by rank.
         self._incoming: dict[int, list[Transfer]] = {}
 

@@ -108,11 +108,11 @@ class MPIGroup(RankGroup):
         self._exchange.check_no_run()
         try:
             self._exchange.begin_run()
-            messages = Messages(self._exchange, self._mpi)
+            communicator = MPICommunicator(self._exchange)
             try:
-                result = function(MPICommunicator(self._exchange, messages))
+                result = function(communicator)
             finally:
-                messages.let_go()
+                communicator.messages.let_go()
         except BaseException as error:
             self._exchange.end_run(error)
             raise
@@ -132,11 +132,11 @@ class MPICommunicator(MessagingCommunicator):
     default so large that each rank adds up at least 1 MiB of them.
     """
 
-    def __init__(self, exchange: Exchange, messages: Messages) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         self.rank = exchange.rank
         self.size = exchange.size
         self._exchange = exchange
-        self._messages = messages
+        self.messages = Messages(exchange)
 
     @property
     def local(self) -> SingleCommunicator:
@@ -250,10 +250,10 @@ class MPICommunicator(MessagingCommunicator):
     def send(self, value: Any, rank: int) -> None:
         if rank == self.rank or not 0 <= rank < self.size:
             raise ValueError(f"rank must be another one of {self.size} ranks, got {rank}")
-        self._messages.send(rank, pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+        self.messages.send(rank, pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
 
     def receive(self, ranks: Iterable[int], timeout_s: float) -> tuple[int, Any] | None:
-        received = self._messages.receive(ranks, timeout_s)
+        received = self.messages.receive(ranks, timeout_s)
         if received is None or isinstance(received[1], GpuoptError):
             return received
         return received[0], pickle.loads(received[1])
