@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -26,11 +26,8 @@ from gpuopt.checkpoint.file_format import (
     FORMAT,
     FORMAT_VERSION,
     LATEST_TIME,
-    MOST_TENSORS,
-    SMALL_BYTES,
     checksum_of,
     header_checksum,
-    new_checksum,
 )
 from gpuopt.errors import CheckpointError
 from gpuopt.extras import import_for
@@ -103,18 +100,7 @@ class CheckpointFile:
             CheckpointError: the file is damaged, cut short, or something else than a checkpoint.
             OSError: the disk failed.
         """
-        # The open file, even if another process gives its name to a newer one just now.
-        same = Path(f"/dev/fd/{file.fileno()}")
-        readable = same if same.exists() else file.name
-        safetensors = _safetensors()
-        try:
-            # Reads instead of mapped memory: an error of the disk is then an exception, no signal.
-            header = safetensors.safe_open(readable, framework="np", backend="pread")
-        except OSError as error:
-            raise OSError(errno.EIO, f"{path} cannot be read: {error}") from error
-        except safetensors.SafetensorError as error:
-            raise CheckpointError(f"{path} is damaged or no checkpoint: {error}") from error
-        with header:
+        with checked_header(path, file) as header:
             try:
                 checkpoint = CheckpointFile(path, file, header)
             except CheckpointError:
@@ -155,32 +141,6 @@ class CheckpointFile:
                 except ValueError as error:  # numpy has no such shape
                     raise CheckpointError(f'{self.path}: "{name}": {error}') from error
         return tensors
-
-    def check(self, on_progress: Callable[[], None]) -> None:
-        """Reads all tensors, a buffer at a time, and compares their checksums; returns nothing.
-
-        Raises:
-            CheckpointError: their bytes are not those that were saved.
-        """
-        memory = np.empty(BUFFER_BYTES, np.uint8)
-        with self._buffered() as file:
-            # The file has them in this order, without gaps.
-            file.seek(min(self._offsets.values(), default=0))
-            for number, (name, size) in enumerate(self._sizes.items()):
-                if size <= SMALL_BYTES:
-                    part = memory[:size]
-                    self._read_into(file, part, None, name)
-                    self._compare(name, checksum_of(part.data))
-                else:
-                    checksum = new_checksum()
-                    for start in range(0, size, BUFFER_BYTES):
-                        part = memory[: min(BUFFER_BYTES, size - start)]
-                        self._read_into(file, part, None, name)
-                        checksum.update(part.data)
-                        on_progress()
-                    self._compare(name, checksum.hexdigest())
-                if number % MOST_TENSORS == 0:
-                    on_progress()
 
     @contextmanager
     def _buffered(self) -> Iterator[Any]:
@@ -289,6 +249,30 @@ def open_checkpoint(path: Path) -> Iterator[CheckpointFile]:
         _refuse_special_file(path, os.fstat(file.fileno()).st_mode)
         with CheckpointFile.opened(path, file) as checkpoint:
             yield checkpoint
+
+
+def checked_header(path: Path, file: BinaryIO) -> Any:
+    """Has safetensors check the header of an open file; returns its handle, a context manager.
+
+    Args:
+        path: What the file is called in errors.
+        file: The file.
+
+    Raises:
+        CheckpointError: the file is damaged, cut short, or something else than a checkpoint.
+        OSError: the disk failed.
+    """
+    # The open file, even if another process gives its name to a newer one just now.
+    same = Path(f"/dev/fd/{file.fileno()}")
+    readable = same if same.exists() else file.name
+    safetensors = _safetensors()
+    try:
+        # Reads instead of mapped memory: an error of the disk is then an exception, no signal.
+        return safetensors.safe_open(readable, framework="np", backend="pread")
+    except OSError as error:
+        raise OSError(errno.EIO, f"{path} cannot be read: {error}") from error
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged or no checkpoint: {error}") from error
 
 
 def _padded(size: int) -> int:

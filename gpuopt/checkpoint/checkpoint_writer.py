@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpuopt.atomic_file import open_aside, sync_folder, write_all
-from gpuopt.checkpoint.checkpoint_file import CheckpointFile
+from gpuopt.checkpoint.checkpoint_file import checked_header
 from gpuopt.checkpoint.file_format import (
     BUFFER_BYTES,
     DTYPES,
@@ -49,9 +49,10 @@ def write_checkpoint(
 ) -> str:
     """Writes a file that exists in full or not at all, also after a crash or a power cut.
 
-    The bytes are written to a temporary file, synced to the disk, and read back as `restore` reads
-    them; then the file is renamed to `path`. The bytes are copied before the checksum is computed,
-    so that it fits the written bytes even if another thread writes to a tensor meanwhile.
+    The bytes are written to a temporary file, synced to the disk, and read back: they must be the
+    same, and safetensors must accept the header. Then the file is renamed to `path`. The bytes are
+    copied before the checksum is computed, so that it fits the written bytes even if another thread
+    writes to a tensor meanwhile.
 
     Args:
         path: The file's path; a file there is replaced atomically.
@@ -83,12 +84,12 @@ def write_checkpoint(
         # safetensors' own writer leaves a file of a random name behind when it is killed.
         with open_aside(path) as file:
             write_all(file, beginning)
-            header.checksums = _write_tensors(file, header.tensors, on_progress)
+            header.checksums, checksum = _write_tensors(file, header.tensors, on_progress)
             beginning = header.text()
             file.seek(0)
             write_all(file, beginning)
             os.fsync(file.fileno())
-            _read_back(file, path, header.fingerprint, on_progress)
+            _read_back(file, path, beginning, checksum, on_progress)
             on_ready(header.fingerprint)
             file.take_name(path)
             outcome = "it is there, but may not survive a power cut; earlier ones are kept"
@@ -159,9 +160,13 @@ class _Header:
 
 def _write_tensors(
     file: BinaryIO, tensors: Mapping[str, Array], on_progress: Callable[[], None]
-) -> dict[str, str]:
-    """Writes all tensors, one after the other, and returns their checksums."""
+) -> tuple[dict[str, str], str]:
+    """Writes all tensors, one after the other.
+
+    Returns their checksums, and one of all their bytes.
+    """
     checksums = {}
+    of_all = new_checksum()
     # No other thread writes to this memory.
     copy = np.empty(BUFFER_BYTES, np.uint8)
     buffered = io.BufferedWriter(file, BUFFER_BYTES)
@@ -169,6 +174,7 @@ def _write_tensors(
         if array.nbytes <= SMALL_BYTES:
             content = array.tobytes()
             checksums[name] = checksum_of(content)
+            of_all.update(content)
             buffered.write(content)
         else:
             checksum = new_checksum()
@@ -177,6 +183,7 @@ def _write_tensors(
                 part = copy[: min(BUFFER_BYTES, whole.size - start)]
                 part[...] = whole[start : start + BUFFER_BYTES]
                 checksum.update(part.data)
+                of_all.update(part.data)
                 buffered.write(part.data)
                 on_progress()
             checksums[name] = checksum.hexdigest()
@@ -184,19 +191,29 @@ def _write_tensors(
             on_progress()
     buffered.flush()
     buffered.detach()
-    return checksums
+    return checksums, of_all.hexdigest()
 
 
 def _read_back(
-    file: BinaryIO, path: Path, fingerprint: str, on_progress: Callable[[], None]
+    file: Any, path: Path, beginning: bytes, checksum: str, on_progress: Callable[[], None]
 ) -> None:
+    """Raises OSError unless a file has this beginning, and then bytes of this checksum."""
     try:
-        with CheckpointFile.opened(path, file) as checkpoint:
-            checkpoint.check(on_progress)
-            if checkpoint.fingerprint != fingerprint:
-                raise CheckpointError(f"{path} has another header")
+        with checked_header(path, file):
+            pass
     except CheckpointError as error:
         raise OSError(errno.EIO, f"what was written is read back otherwise: {error}") from error
+    file.seek(0)
+    buffered = io.BufferedReader(file, BUFFER_BYTES)
+    is_same = buffered.read(len(beginning)) == beginning
+    found = new_checksum()
+    memory = np.empty(BUFFER_BYTES, np.uint8)
+    while size := buffered.readinto(memory.data):
+        found.update(memory[:size].data)
+        on_progress()
+    buffered.detach()
+    if not is_same or found.hexdigest() != checksum:
+        raise OSError(errno.EIO, "what was written is read back otherwise")
 
 
 def _refuse_special_file(path: Path) -> None:
