@@ -39,7 +39,7 @@ _PIECE = 1 << 22
 
 
 class MasterPair:
-    """A 16-bit variable and its float32 master copy, which stay equal; a `RowsBehind`.
+    """A 16-bit variable and its float32 master copy, which stay equal.
 
     Where the variable is assigned what its master copy rounds to, the copy keeps its digits. So it
     does not matter which of the two is restored first. The identities of both hold this.
@@ -47,8 +47,6 @@ class MasterPair:
     Attributes:
         name: The variable's.
     """
-
-    holds_arrays = False
 
     def __init__(self, state: State, variable: Variable, master: Variable) -> None:
         self._state = weakref.ref(state)
@@ -70,9 +68,6 @@ class MasterPair:
     def is_alive(self) -> bool:
         """Whether variable and copy still exist."""
         return None not in (self._state(), *self._living())
-
-    def bring_up(self, rows: Any = None) -> None:
-        """Does nothing: neither is behind the other."""
 
     @contextmanager
     def while_written(
@@ -189,7 +184,7 @@ class SplitPair(MasterPair):
         return backend_for(self._device).enter_reading(*self._identities(), kept=self._halves)
 
     def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
-        if [each for each in variables if each.identity.behind is self]:
+        if [each for each in variables if each.identity.master_pair is self]:
             raise NotImplementedError(
                 f'"{self.name}" has a master copy by masters="remainder", whose rows do not come '
                 'and go: use masters="float32"'
@@ -205,13 +200,13 @@ class SplitMaster(Variable):
     __slots__ = ()
 
     def _numbers(self) -> Any:
-        pair = self.identity.behind
+        pair = self.identity.master_pair
         if isinstance(pair, SplitPair) and pair.is_stored(self):
             return pair.numbers()
         return self._array
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        pair = self.identity.behind
+        pair = self.identity.master_pair
         if not isinstance(pair, SplitPair):
             super().__setitem__(key, value)
             return
@@ -227,7 +222,7 @@ class SplitMaster(Variable):
 
 def refuse_split(variable: Variable) -> None:
     """Raises ValueError for a master copy in two halves, which steps cannot write."""
-    pair = variable.identity.behind
+    pair = variable.identity.master_pair
     if isinstance(variable, SplitMaster) and isinstance(pair, SplitPair):
         raise ValueError(
             f'"{variable.name}" is the master copy of "{pair.name}" by masters="remainder", which '
@@ -240,13 +235,13 @@ def paired(state: State, variable: Variable, master: Variable) -> MasterPair:
 
     Of a new one, the copy becomes what the variable is.
     """
-    found = variable.identity.behind
+    found = variable.identity.master_pair
     if isinstance(found, MasterPair) and found.is_of(master):
         return found
     kind = SplitPair if isinstance(master, SplitMaster) else MasterPair
     new = kind(state, variable, master)
     owners[weakref.ref(state, _forget)] = None
-    variable.identity.behind = master.identity.behind = new
+    variable.identity.master_pair = master.identity.master_pair = new
     new._pass_on(variable.identity)
     return new
 
@@ -293,8 +288,8 @@ def check_variables(state: State, variables: Sequence[Variable], masters: Master
                 "has a constraint, which would project the variable and leave its master copy with "
                 "16 bits after each step. Leave one of them out"
             )
-        elif variable.identity.behind is not None:
-            problem = _kept_by_another(state, variable.identity.behind)
+        elif variable.identity.master_pair is not None:
+            problem = _kept_by_another(state, variable.identity.master_pair)
         if problem:
             raise ValueError(f'masters: "{variable.name}" {problem}')
 
@@ -312,9 +307,9 @@ def with_copies(
     if not [owner for owner in list(owners) if owner() is not state]:
         return write
     pairs = [
-        (each.behind, each)
+        (each.master_pair, each)
         for each in identities
-        if isinstance(each.behind, MasterPair) and not each.behind.belongs_to(state)
+        if isinstance(each.master_pair, MasterPair) and not each.master_pair.belongs_to(state)
     ]
 
     def write_and_follow() -> Result:
@@ -334,14 +329,12 @@ def make_equal(state: State, identities: Iterable[Identity]) -> None:
         identities: Those of the variables that the step may have written.
     """
     for identity in identities:
-        if isinstance(identity.behind, MasterPair):
-            identity.behind.make_equal(state)
+        if isinstance(identity.master_pair, MasterPair):
+            identity.master_pair.make_equal(state)
 
 
-def _kept_by_another(state: State, behind: Any) -> str:
-    if not isinstance(behind, MasterPair):
-        return "has rows that catch up under another optimizer: they have no master copy"
-    if behind.belongs_to(state) or not behind.is_alive:
+def _kept_by_another(state: State, pair: Any) -> str:
+    if not isinstance(pair, MasterPair) or pair.belongs_to(state) or not pair.is_alive:
         return ""
     return (
         "has a master copy under another optimizer, and two would differ. Let one optimizer update "

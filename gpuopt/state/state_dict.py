@@ -268,7 +268,7 @@ def claim_state(state: State, name: str, variable: Variable, undo: Undo) -> None
             is_master = slot_name == MASTER and state.describe().slot_codecs.masters is not None
             if is_master:  # which the variable will follow
                 undo.keep(variable)
-                undo.set(variable.identity, "behind", variable.identity.behind)
+                undo.set(variable.identity, "master_pair", variable.identity.master_pair)
             slot = state.create_slot(
                 variable, slot_name, op_name(slot_name), value, value.shape, value.dtype
             )

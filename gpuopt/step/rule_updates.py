@@ -37,7 +37,7 @@ from gpuopt.step.rounding import check_not_float16
 from gpuopt.step.rule_protocol import RuleOptimizer
 from gpuopt.step.sparse_updates import apply_as_dense, apply_sparse
 from gpuopt.step.step_numbers import StepNumbers
-from gpuopt.step.tables_behind import refuse_unseen_reads
+from gpuopt.step.tables_behind import refuse_tables_of_another, refuse_unseen_reads
 from gpuopt.step.updates import Decider, Pair, apply_constraint, dtypes_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
@@ -92,7 +92,7 @@ class RuleUpdates:
             as_passed = given[position][1]
             if isinstance(gradient, IndexedSlices):
                 if optimizer.catch_up:
-                    refuse_unseen_reads(variable)
+                    refuse_unseen_reads(variable, optimizer.state)
                 self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
                 rule, choice = optimizer._rule_of_call([as_passed], True, request.decaying)
                 group = optimizer.known.find([as_passed], optimizer.state.version.number, choice)
@@ -177,6 +177,7 @@ class RuleUpdates:
             self._optimizer._check_groups(variables)
             if codecs.masters is not None:
                 check_variables(state, variables, codecs.masters)
+                refuse_tables_of_another(variables, state)
             codecs.check_types(variables)
             if self._optimizer.rounding is not None and codecs.masters is None:
                 check_not_float16(variables)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
+from gpuopt.state.masters import MasterPair
 from gpuopt.state.state import State
 from gpuopt.step.known import Batch
 from gpuopt.step.rows_behind import TableBehind, replace_tables
@@ -83,10 +84,10 @@ def _behind() -> list[tuple[Identity, TableBehind]]:
     ]
 
 
-def refuse_unseen_reads(variable: Variable) -> None:
+def refuse_unseen_reads(variable: Variable, state: State) -> None:
     """Raises ValueError for a table that may be read without being brought up to date first.
 
-    Or that has a master copy, which knows nothing of rows that are behind.
+    Or that has a master copy under another optimizer, which knows nothing of rows that are behind.
 
     Raises:
         ValueError: see above.
@@ -98,12 +99,23 @@ def refuse_unseen_reads(variable: Variable) -> None:
             "steps that they have missed: nobody notices a read of an array. Make a variable of a "
             "copy, gpuopt.Variable(array), and read that; or leave out catch_up"
         )
-    found = variable.identity.behind
-    if found is not None and not isinstance(found, TableBehind):
+    pair = variable.identity.master_pair
+    if isinstance(pair, MasterPair) and not pair.belongs_to(state):
         raise ValueError(
             f'catch_up: "{variable.name}" has a master copy under another optimizer, which would '
             "not follow rows that are behind: leave out catch_up, or masters"
         )
+
+
+def refuse_tables_of_another(variables: Sequence[Variable], state: State) -> None:
+    """Raises ValueError for tables that catch up under another optimizer, without a master copy."""
+    for variable in variables:
+        table = variable.identity.behind
+        if isinstance(table, TableBehind) and not table.belongs_to(state):
+            raise ValueError(
+                f'masters: "{variable.name}" has rows that catch up under another optimizer: they '
+                "have no master copy"
+            )
 
 
 def _forget(dead: weakref.ref[Identity]) -> None:

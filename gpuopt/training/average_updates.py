@@ -16,7 +16,7 @@ from gpuopt.rules.moving_average import moving_average
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.average_weights import AverageWeights
 from gpuopt.step.known import Batch, Group, KnownGroups
-from gpuopt.variables.identity import Identity
+from gpuopt.variables.identity import Identity, followed
 from gpuopt.variables.operators import reading, storage_of
 from gpuopt.variables.recording import before_write
 from gpuopt.variables.row_changes import register_plans
@@ -90,10 +90,8 @@ def _writing_to(averages: Sequence[Variable]) -> Iterator[None]:
     before_write(averages)
     with ExitStack() as stack:
         for average in averages:
-            behind = average.identity.behind
-            if behind is not None:  # an average that is trained, too
-                behind.bring_up()
-                stack.enter_context(behind.while_written(average.identity, nullcontext()))
+            average.bring_up()  # one that is trained, too
+            stack.enter_context(followed(average.identity, nullcontext()))
         yield
 
 

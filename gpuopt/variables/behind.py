@@ -11,11 +11,26 @@ from typing import Any, Protocol
 from gpuopt.locks import Lock
 
 
-class RowsBehind(Protocol):
+class WritesFollowed(Protocol):
+    """Something that a user's write to a variable changes, too."""
+
+    def while_written(
+        self, written: Any, work: AbstractContextManager[Any], at: Any = ...
+    ) -> AbstractContextManager[Any]:
+        """Returns a context for the write, after `RowsBehind.bring_up`; it enters `work`.
+
+        Args:
+            written: The identity of the variable that is written.
+            work: The backend's context for a write.
+            at: The index of the written elements.
+        """
+
+
+class RowsBehind(WritesFollowed, Protocol):
     """Brings a table's lazy rows up to date: they have missed steps.
 
-    Other classes do the same for a number while a GPU decides about steps that change it, for which
-    `rows` is None, and for a variable with a master copy, where a write to one goes to both.
+    Another class does the same for a number while a GPU decides about steps that change it; `rows`
+    is None then.
 
     Attributes:
         holds_arrays: Whether it is for the present arrays only, and is dropped when rows come or
@@ -29,17 +44,6 @@ class RowsBehind(Protocol):
 
         Args:
             rows: Integers within range, of any shape; they may repeat. None for all rows.
-        """
-
-    def while_written(
-        self, written: Any, work: AbstractContextManager[Any], at: Any = ...
-    ) -> AbstractContextManager[Any]:
-        """Returns a context for a user's write, after `bring_up`; it enters `work`.
-
-        Args:
-            written: The identity of the variable that is written.
-            work: The backend's context for a write.
-            at: The index of the written elements.
         """
 
 

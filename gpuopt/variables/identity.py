@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -13,7 +14,7 @@ import numpy as np
 from gpuopt.backends import Owner
 from gpuopt.backends.unowned import array_at
 from gpuopt.locks import Lock
-from gpuopt.variables.behind import RowsBehind
+from gpuopt.variables.behind import RowsBehind, WritesFollowed
 from gpuopt.variables.names import Name
 from gpuopt.variables.self_overlap import refuse_self_overlap
 
@@ -42,6 +43,8 @@ class Identity:
         last_update: The backend's record of the last update, by which streams wait for each other.
         behind: Brings the variable up to date before a read or write; None if it always is. See
             `RowsBehind`.
+        master_pair: Of a variable with a master copy, and of that copy: has a write to one go to
+            the other, too.
         copies: The identities of a mirrored variable's other copies in this process.
         row_change: The number of the last change of the variable's rows; 0 if there was none.
         unknown_owner: Describes the object that lends a raw array's memory, if gpuopt does not know
@@ -58,6 +61,7 @@ class Identity:
         "copies",
         "last_update",
         "lock",
+        "master_pair",
         "row_change",
         "unknown_owner",
     )
@@ -86,6 +90,7 @@ class Identity:
         self.unknown_owner = unknown_owner
         self.last_update: Any = None
         self.behind: RowsBehind | None = None
+        self.master_pair: WritesFollowed | None = None
         self.copies: Sequence[weakref.ref[Identity]] = ()
         self.row_change = 0
         self._name = Name(name, is_named)
@@ -139,6 +144,16 @@ class Identity:
 
     def __repr__(self) -> str:
         return f"Identity({self.name!r})"
+
+
+def followed(
+    identity: Identity, work: AbstractContextManager[Any], at: Any = ...
+) -> AbstractContextManager[Any]:
+    """Returns a context for a write to a variable that is up to date; see `WritesFollowed`."""
+    for each in (identity.behind, identity.master_pair):
+        if each is not None:
+            work = each.while_written(identity, work, at)
+    return work
 
 
 def identity_of(layout: np.ndarray[Any, Any], address: int, owner: Owner) -> Identity:

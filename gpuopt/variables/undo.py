@@ -184,6 +184,7 @@ def _is_plain_copy(variable: Variable, value: Array) -> bool:
     return (
         variable.memory.kind == "cpu"
         and variable.identity.behind is None
+        and variable.identity.master_pair is None
         and type(value) is np.ndarray
         and (value.shape, value.dtype) == (array.shape, array.dtype)
         and array.flags.writeable

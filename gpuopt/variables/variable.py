@@ -20,7 +20,7 @@ from gpuopt.interrupts import at_once
 from gpuopt.listed import ListsWhatUsersNeed
 from gpuopt.variables.behind import counting, own_numbers
 from gpuopt.variables.gate import is_between_writes, is_writing, writing
-from gpuopt.variables.identity import Identity, identity_of, move_identity
+from gpuopt.variables.identity import Identity, followed, identity_of, move_identity
 from gpuopt.variables.late_errors import is_updating, raise_late_errors
 from gpuopt.variables.operands import check_shape, checked_operand
 from gpuopt.variables.operators import (
@@ -460,8 +460,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         # Variables are kept by `reading`.
         kept = [each for each in operands if not isinstance(each, Variable)]
         work = backend_for(self.memory).enter_update(self.identity, kept=(self._array, kept))
-        behind = self.identity.behind
-        return work if behind is None else behind.while_written(self.identity, work, at)
+        return followed(self.identity, work, at)
 
     def _being_read(self) -> AbstractContextManager[Any]:
         backend = backend_for(self.memory)

@@ -386,7 +386,7 @@ def test_a_variable_that_is_written_is_left_alone_by_steps_of_others(masters: An
     one_step(w, optimizer)
     assert (master_of(optimizer, w).numpy() != w.numpy().astype(np.float32)).all()
     x = Variable(np.ones(1, np.float32))
-    with w.identity.behind.while_written(w.identity, nullcontext()):  # as by another thread
+    with w.identity.master_pair.while_written(w.identity, nullcontext()):  # as by another thread
         gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(1, np.float32), x)])
         w.unread_storage[...] = 2
     np.testing.assert_array_equal(master_of(optimizer, w).numpy(), 2)
@@ -714,9 +714,9 @@ def test_a_remainder_takes_two_bytes_and_its_master_is_made_for_who_looks() -> N
     run(w, optimizer, 0)
     master = master_of(optimizer, w)
     assert master.unread_storage.strides == (0,)
-    assert w.identity.behind.remainder.nbytes == 2 * w.size
+    assert w.identity.master_pair.remainder.nbytes == 2 * w.size
     seen = master.numpy()
-    assert (split(seen)[1] == w.identity.behind.remainder).all()
+    assert (split(seen)[1] == w.identity.master_pair.remainder).all()
     run(w, optimizer, 3, 1)
     assert master.unread_storage.strides == (0,)
 
@@ -808,7 +808,7 @@ def test_nan_and_infinity_pass_between_a_variable_and_its_remainder() -> None:
 def test_the_remainder_goes_with_its_variable() -> None:
     w, optimizer = Variable(np.ones(4, BFLOAT16)), adam_with_masters("remainder")
     one_step(w, optimizer)
-    pair = weakref.ref(w.identity.behind)
+    pair = weakref.ref(w.identity.master_pair)
     del w
     assert pair() is None
 
