@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -21,9 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness import ROOT, make_parser, write_results
+from bench.harness import ROOT, Workload, make_parser, make_run, write_results
 from bench.workloads import offer_host_workloads
+from gpuopt.bench.compare import Interval
 from gpuopt.bench.machine import describe_commit, read_cpu_model
+from gpuopt.bench.results import Times, make_figures
 
 _BLOCK_MS = 50
 # Timed only if `--only` is their name: they take minutes, and most of that is not steps.
@@ -38,7 +40,7 @@ def main() -> None:
         "--only", default="*", metavar="PATTERN", help="names of workloads, as in host_*_16m"
     )
     options = parser.parse_args()
-    measured = {}
+    runs = {}
     with (
         checkout(options.commit) as other,
         tempfile.TemporaryDirectory() as our_cache,
@@ -48,42 +50,35 @@ def main() -> None:
     ):
         against = describe_commit(other)
         for name in _list_names(options.only):
-            if (reason := _ask(theirs, "make", name)) is not None:
+            if (reason := _ask(theirs, "make", name)["error"]) is not None:
                 print(f"{name}: left out, as {against} cannot make it: {reason}", flush=True)
                 continue
-            _ask(ours, "make", name)
-            measured[name] = compare(*_take_blocks((ours, theirs), options.rounds))
-            print(f"{name}: {_describe(measured[name])}", flush=True)
+            workload = Workload(_ask(ours, "make", name)["description"], {})
+            blocks = _take_blocks((ours, theirs), options.rounds)
+            figures = [make_figures({"step": samples}, None, None) for samples in blocks]
+            runs[name] = make_run(workload, dict(zip(("gpuopt", against), figures, strict=True)))
+            print(f"{name}: {_describe(*(each.usual for each in figures))}", flush=True)
     if not options.no_results:
-        results = {"against": against, "workloads": measured}
         folder = f"{read_cpu_model()} {os.cpu_count()} cores against {against}"
-        print(f"written: {write_results(results, folder)}")
+        print(f"written: {write_results(runs, folder)}")
 
 
-def compare(ours_ms: Sequence[float], theirs_ms: Sequence[float]) -> dict[str, Any]:
-    """Returns the ratio of the medians of blocks of the same rounds, and its 95 % interval.
+def find_ratio(ours_ms: Sequence[float], theirs_ms: Sequence[float]) -> Interval:
+    """Returns the 95 % interval of the ratio of the medians of blocks of the same rounds.
 
-    The interval is by the bootstrap over rounds; a round is drawn with both of its blocks.
+    The interval is by the bootstrap over rounds; a round is drawn with both of its blocks, as what
+    slows the machine down slows down both.
     """
     rounds = np.array([ours_ms, theirs_ms])
     drawn = np.random.default_rng(0).integers(0, len(ours_ms), (_RESAMPLES, len(ours_ms)))
     ours, theirs = np.median(rounds[:, drawn], axis=-1)
-    low, high = np.quantile(ours / theirs, [0.025, 0.975])
-    medians = np.median(rounds, axis=-1)
-    return {
-        "median_ms": round(float(medians[0]), 4),
-        "against_median_ms": round(float(medians[1]), 4),
-        "ratio": round(float(medians[0] / medians[1]), 4),
-        "low": round(float(low), 4),
-        "high": round(float(high), 4),
-        "samples_ms": [round(ms, 4) for ms in ours_ms],
-        "against_samples_ms": [round(ms, 4) for ms in theirs_ms],
-    }
+    return Interval(*map(float, np.quantile(ours / theirs, [0.025, 0.975])))
 
 
-def _describe(compared: Mapping[str, Any]) -> str:
-    times = f"{compared['median_ms']:.3f} / {compared['against_median_ms']:.3f} ms"
-    return f"{times} = {compared['ratio']:.3f} ({compared['low']:.3f} to {compared['high']:.3f})"
+def _describe(ours: Times, theirs: Times) -> str:
+    low, high = find_ratio(ours.samples_ms, theirs.samples_ms)
+    times = f"{ours.median_ms:.3f} / {theirs.median_ms:.3f} ms"
+    return f"{times} = {ours.median_ms / theirs.median_ms:.3f} ({low:.3f} to {high:.3f})"
 
 
 @contextmanager

@@ -29,8 +29,9 @@ def main() -> None:
             timed = None
             try:
                 timed = _Timed(argument)
+                answer = {"description": timed.description, "error": None}
             except (AttributeError, ImportError, TypeError, ValueError) as error:
-                answer = str(error)
+                answer = {"error": str(error)}
         else:
             assert timed is not None
             answer = timed.time_block_ms(argument)
@@ -47,6 +48,7 @@ class _Timed:
 
         [offer] = offer_host_workloads(name)
         workload = offer.make()
+        self.description = workload.description
         step = self._step = workload.contenders["gpuopt"]
         self._prepare = step.prepare if isinstance(step, Contender) else lambda: None
         # `rest` waits for other libraries' threads, and there are none here.

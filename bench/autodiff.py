@@ -48,10 +48,8 @@ def _make_elementwise_workload(num_pairs: int) -> Workload:
         contenders["torch eager"] = lambda: torch.autograd.grad(chain(leaf), leaf, ones)
     operations = 1 + 2 * num_pairs
     return Workload(
-        name=f"gradient_of_{operations}_operations",
-        description=f"Gradient of {operations} operation(s) on 8 float32 elements",
-        bytes_moved=None,
-        contenders=contenders,
+        f"Gradient of {operations} operation(s) on 8 float32 elements",
+        contenders,
         operations=operations,
     )
 
@@ -88,12 +86,8 @@ def _make_perceptron_workload() -> Workload:
         contenders["torch eager"] = lambda: torch.autograd.grad(
             forward(torch, leaves, inputs), leaves
         )
-    return Workload(
-        name="gradient_of_perceptron",
-        description=f"Gradients of {_LAYERS} layers of {_WIDTH} by {_WIDTH}, batch of {_BATCH}",
-        bytes_moved=None,
-        contenders=contenders,
-    )
+    what = f"Gradients of {_LAYERS} layers of {_WIDTH} by {_WIDTH}, batch of {_BATCH}"
+    return Workload(what, contenders)
 
 
 OFFERS = (

@@ -32,11 +32,10 @@ _STEPS, _BATCH = 600, 64
 _WORDS, _VECTOR = 2_000, 8
 
 
-def _make_step(name: str, height: int, width: int, num_different: int | None = None) -> Workload:
+def _make_step(height: int, width: int, num_different: int | None = None) -> Workload:
     """A step by rows of Zipf's distribution, which lie anywhere in the table.
 
     Args:
-        name: The workload's.
         height: How many rows the table has.
         width: How many columns.
         num_different: How many different rows a step names; None for what chance brings.
@@ -58,12 +57,11 @@ def _make_step(name: str, height: int, width: int, num_different: int | None = N
     beside = [each for each in (catch_up.last, catch_up.steps, catch_up.sums) if each is not None]
     of_them = "" if num_different is None else f", {num_different:,} different ones,"
     return Workload(
-        name,
         f"Adam, {_NUM_ROWS:,} rows by Zipf's law{of_them} of {height:,} x {width}, other rows "
         "catching up",
-        None,
         contenders,
-        peak_extra_bytes={"catching up": sum(each.nbytes for each in beside)},
+        # Beside Adam's slots.
+        peak_extra_bytes={"gpuopt": sum(each.nbytes for each in beside)},
     )
 
 
@@ -110,13 +108,12 @@ def _make_flush(height: int = 1_000_000, width: int = _WIDE) -> Workload:
 
     fall_behind()
     return Workload(
-        "catch_up_flush",
         f"{height:,} x {width}, an eighth named in each of the last 8 steps, brought up to date",
-        2 * 3 * 4 * height * width,
         {
             "gpuopt": optimizer.flush,
             _ALL_ROWS: lambda: all_rows(values[:1], one),
         },
+        2 * 3 * 4 * height * width,
         settle=fall_behind,
     )
 
@@ -159,7 +156,7 @@ def _in_turn(
 
 
 def _offer_step(name: str, height: int, width: int, limit: float, *given: Any) -> Offer:
-    make = partial(_make_step, name, height, width, *given)
+    make = partial(_make_step, height, width, *given)
     return Offer(name, make, list_targets(name, {"LazyAdam": limit}))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -23,130 +23,122 @@ _BYTES = 3 * 4 * _TENSORS * _ELEMENTS
 _MANY = 100_000
 
 
-class _Model:
-    """Variables with Adam's slots, and the same arrays for plain safetensors."""
+class _Saved:
+    """Variables, and the same arrays for plain safetensors.
 
-    def __init__(self) -> None:
-        rng = np.random.default_rng(0)
-        self.folder = tempfile.TemporaryDirectory()
-        variables = [
-            gpuopt.Variable(rng.standard_normal(_ELEMENTS, np.float32), name=f"w{i}")
-            for i in range(_TENSORS)
-        ]
-        optimizer = gpuopt.AdamOptimizer(1e-3)
-        optimizer.apply_gradients([(v.storage, v) for v in variables])
-        self.saver = gpuopt.Saver(variables, max_to_keep=1, optimizers=[optimizer])
-        owned = [*variables, *optimizer.variables()]
-        self.tensors = {variable.name: variable.storage for variable in owned}
+    Args:
+        variables: What is saved.
+        optimizers: Whose slots are saved, too.
+    """
+
+    def __init__(
+        self, variables: Sequence[gpuopt.Variable], optimizers: Sequence[gpuopt.Optimizer] = ()
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._ours = Path(self._folder.name, "gpuopt")
+        self._plain = Path(self._folder.name, "plain.safetensors")
+        self._saver = gpuopt.Saver(variables, max_to_keep=1, optimizers=optimizers)
+        owned = [*variables, *(slot for each in optimizers for slot in each.variables())]
+        self._tensors = {variable.name: variable.storage for variable in owned}
         self._saving: Future[str] | None = None
 
     def save(self) -> None:
-        self.saver.save(Path(self.folder.name, "gpuopt"))
+        self._saver.save(self._ours)
 
     def save_async(self) -> None:
-        self._saving = self.saver.save_async(Path(self.folder.name, "gpuopt"))
+        self._saving = self._saver.save_async(self._ours)
 
     def wait(self) -> None:
         if self._saving is not None:
             self._saving.result()
 
     def copy(self) -> None:
-        for array in self.tensors.values():
+        for array in self._tensors.values():
             array.copy()
 
     def plain_save(self) -> None:
-        path = Path(self.folder.name, "plain.safetensors")
-        save_file(self.tensors, path)
-        descriptor = os.open(path, os.O_RDONLY)
+        save_file(self._tensors, self._plain)
+
+    def plain_save_durably(self) -> None:
+        self.plain_save()
+        descriptor = os.open(self._plain, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
 
     def restore(self) -> None:
-        self.saver.restore(Path(self.folder.name, "gpuopt"))
+        self._saver.restore(self._ours)
 
     def plain_restore(self) -> None:
-        load_file(Path(self.folder.name, "plain.safetensors"))
+        load_file(self._plain)
 
 
-class _ManyVariables:
-    """Variables of a few elements, and the same arrays for plain safetensors."""
+def _make_large() -> _Saved:
+    rng = np.random.default_rng(0)
+    variables = [
+        gpuopt.Variable(rng.standard_normal(_ELEMENTS, np.float32), name=f"w{i}")
+        for i in range(_TENSORS)
+    ]
+    optimizer = gpuopt.AdamOptimizer(1e-3)
+    optimizer.apply_gradients([(variable.storage, variable) for variable in variables])
+    return _Saved(variables, [optimizer])
 
-    def __init__(self) -> None:
-        self.folder = tempfile.TemporaryDirectory()
-        arrays = [np.full(8, i, np.float32) for i in range(_MANY)]
-        variables = [gpuopt.Variable(array, name=f"w{i}") for i, array in enumerate(arrays)]
-        self.saver = gpuopt.Saver(variables, max_to_keep=1)
-        self.tensors = {variable.name: variable.storage for variable in variables}
 
-    def save(self) -> None:
-        self.saver.save(Path(self.folder.name, "gpuopt"))
-
-    def plain_save(self) -> None:
-        save_file(self.tensors, Path(self.folder.name, "plain.safetensors"))
-
-    def restore(self) -> None:
-        self.saver.restore(Path(self.folder.name, "gpuopt"))
-
-    def plain_restore(self) -> None:
-        load_file(Path(self.folder.name, "plain.safetensors"))
+def _make_many() -> _Saved:
+    arrays = [np.full(8, i, np.float32) for i in range(_MANY)]
+    return _Saved([gpuopt.Variable(array, name=f"w{i}") for i, array in enumerate(arrays)])
 
 
 def _make_many_saved() -> Workload:
-    model = _ManyVariables()
+    model = _make_many()
     return Workload(
-        "save_many_variables",
         f"save {_MANY:,} variables of 8 elements",
-        4 * 8 * _MANY,
         {"gpuopt": model.save, "safetensors": model.plain_save},
+        4 * 8 * _MANY,
     )
 
 
 def _make_many_restored() -> Workload:
-    model = _ManyVariables()
+    model = _make_many()
     model.save()
     model.plain_save()
     return Workload(
-        "restore_many_variables",
         f"restore {_MANY:,} variables of 8 elements from the page cache",
-        4 * 8 * _MANY,
         {"gpuopt": model.restore, "safetensors": model.plain_restore},
+        4 * 8 * _MANY,
     )
 
 
 def _make_save() -> Workload:
-    model = _Model()
-    contenders = {"gpuopt": model.save, "safetensors + fsync": model.plain_save}
+    model = _make_large()
+    contenders = {"gpuopt": model.save, "safetensors + fsync": model.plain_save_durably}
     return Workload(
-        "save_checkpoint",
         f"save {_BYTES / 1e9:.0f} GB of variables and slots durably",
-        _BYTES,
         contenders,
+        _BYTES,
         peak_extra_bytes=_measure_peaks(contenders),
     )
 
 
 def _make_delay() -> Workload:
     """Begins an asynchronous save; the writing is not timed."""
-    model = _Model()
+    model = _make_large()
     return Workload(
-        "delay_by_checkpoint",
         f"begin to save {_BYTES / 1e9:.0f} GB of variables and slots, and go on",
-        2 * _BYTES,
         {"gpuopt": model.save_async, "copies of the arrays": model.copy},
+        2 * _BYTES,
         settle=model.wait,
     )
 
 
 def _make_restore() -> Workload:
-    model = _Model()
+    model = _make_large()
     model.save()
     model.plain_save()
     contenders = {"gpuopt": model.restore, "safetensors": model.plain_restore}
     return Workload(
-        "restore_checkpoint",
         f"restore {_BYTES / 1e9:.0f} GB of variables and slots from the page cache",
-        _BYTES,
         contenders,
+        _BYTES,
         peak_extra_bytes=_measure_peaks(contenders),
     )
 

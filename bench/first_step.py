@@ -37,10 +37,10 @@ def _offer() -> Iterator[Offer]:
     for kind in _STEPS:
         name = f"first_step_{kind}"
         target = Target(name, "extra_ms", _COMPILED, at_most=_MOST_MS)
-        yield Offer(name, partial(_make, name, *_STEPS[kind]), [target])
+        yield Offer(name, partial(_make, *_STEPS[kind]), [target])
 
 
-def _make(name: str, optimizer: str, gradient: str) -> Workload:
+def _make(optimizer: str, gradient: str) -> Workload:
     program = _PROGRAM.format(optimizer=optimizer, gradient=gradient)
     kept = TemporaryDirectory()
 
@@ -51,12 +51,8 @@ def _make(name: str, optimizer: str, gradient: str) -> Workload:
     def step_again() -> None:
         _run(program, kept.name)
 
-    return Workload(
-        name,
-        f"A process with one step of {optimizer}",
-        None,
-        {"gpuopt": step, _COMPILED: step_again},
-    )
+    contenders = {"gpuopt": step, _COMPILED: step_again}
+    return Workload(f"A process with one step of {optimizer}", contenders)
 
 
 def _run(program: str, cache: str) -> None:

@@ -1,16 +1,24 @@
-"""Times contenders in turn on a GPU: device time, and wall time."""
+"""Times contenders in turn on a GPU: device time, and wall time.
+
+Of `Figures.times`, "device" is the time on the device from the beginning of a step's first kernel
+to the end of its last one, enqueued beforehand, with nothing in the caches that must be written
+back. "device_dirty" is the same with caches full of data that must be; it is left out where the
+clock does not tell one from the other. "wall" is the time of `wall_steps` steps and a wait for the
+device, divided by their number. If a step `runs_ahead`, the host waits neither for the device nor
+for room in the queue of launches.
+"""
 
 from __future__ import annotations
 
 import gc
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
-from bench.harness import Timing, Workload, summarize
+from bench.harness import Workload
 from gpuopt.bench.clock import Clock, Step
+from gpuopt.bench.results import Figures, make_figures
 
 # A sample of wall time: this many steps, then one wait for the device. Fewer steps, if they would
 # take longer than _MOST_SAMPLE_MS.
@@ -24,38 +32,13 @@ _HEAD_START = 1.5
 _MOST_HEAD_START_MS = 200.0
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One contender's times.
-
-    Attributes:
-        device: The time on the device from the beginning of a step's first kernel to the end of its
-            last one, enqueued beforehand, with nothing in the caches that must be written back.
-            GB/s and the share of a copy are computed from it.
-        wall: The time of `wall_steps` steps and a wait for the device, divided by their number.
-        wall_steps: The number of steps in each sample of `wall`.
-        first_step_ms: The time of the first step, which may compile.
-        runs_ahead: Whether the host has enqueued a step before the device begins it. If so, the
-            host waits neither for the device nor for room in the queue of launches.
-        device_dirty: As `device`, with caches full of data that must be written back; None where
-            the clock does not tell it from `device`.
-    """
-
-    device: Timing
-    wall: Timing
-    wall_steps: int
-    first_step_ms: float
-    runs_ahead: bool | None
-    device_dirty: Timing | None = None
-
-
 def measure(
     workload: Workload,
     clock: Clock,
     copy_bytes_per_second: float,
     seconds: float,
     rounds: int = 50,
-) -> dict[str, Measured]:
+) -> dict[str, Figures]:
     """Times every contender once in each round, in a new order in each round.
 
     Args:
@@ -83,23 +66,21 @@ def measure(
     def wall_ms(name: str) -> float:
         return _measure_wall_ms(clock, contenders[name], steps[name])
 
-    def summary(samples: Mapping[str, list[float]], name: str) -> Timing:
-        return summarize(workload, samples[name], samples["gpuopt"], None, copy_bytes_per_second)
-
     clean = partial(device_ms, dirty=False)
     device = _sample_in_turn(contenders, clean, seconds / 3, rounds)
     dirty: dict[str, list[float]] = {}
     if clock.can_be_dirty:
         dirty = _sample_in_turn(contenders, partial(device_ms, dirty=True), seconds / 6, rounds)
     wall = _sample_in_turn(contenders, wall_ms, seconds / 2, rounds)
+    kinds = {"device": device, "device_dirty": dirty, "wall": wall}
     return {
-        name: Measured(
-            summary(device, name),
-            summary(wall, name),
-            steps[name],
-            round(first[name], 3),
-            clock.runs_ahead(step, host_ms[name]),
-            summary(dirty, name) if dirty else None,
+        name: make_figures(
+            {kind: samples[name] for kind, samples in kinds.items() if samples},
+            workload.bytes_moved,
+            copy_bytes_per_second / 1e9,
+            wall_steps=steps[name],
+            first_step_ms=round(first[name], 3),
+            runs_ahead=clock.runs_ahead(step, host_ms[name]),
         )
         for name, step in contenders.items()
     }

@@ -56,7 +56,7 @@ def main() -> None:
     checkouts = {"gpuopt": ROOT}
     if options.against:
         checkouts["against"] = Path(options.against).resolve()
-    measured = {}
+    runs = {}
     for name, (step, target_us, then_us) in STEPS.items():
         timed = checkouts if then_us is not None else {"gpuopt": ROOT}
         samples: dict[str, list[float]] = {each: [] for each in timed}
@@ -66,11 +66,11 @@ def main() -> None:
         targets = [Target(name, "median_ms", at_most=target_us / 1e3)]
         if "against" in samples and then_us is not None:
             targets.append(Target(name, "ratio", "against", at_most=round(target_us / then_us, 3)))
-        workload = Workload(name, f"the host's part of {name}, without a driver's", None, {})
-        measured[name] = report(workload, samples, targets)
+        against = f", against {describe_commit(checkouts['against'])}" if options.against else ""
+        workload = Workload(f"the host's part of {name}, without a driver's{against}", {})
+        runs[name] = report(name, workload, samples, targets)
     if not options.no_results:
-        results = {"against": options.against and describe_commit(checkouts["against"])}
-        path = write_results({**results, "workloads": measured}, name="stub driver")
+        path = write_results(runs, "stub driver", device="stub driver")
         print(f"written: {path.relative_to(ROOT)}")
 
 

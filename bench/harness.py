@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rich.table import Table
-
+import gpuopt
 from bench.targets import Target, judge
-from gpuopt.atomic_file import replace_file
 from gpuopt.bench.contenders import Contender
-from gpuopt.bench.machine import describe_commit, describe_machine, read_cpu_model
-from gpuopt.bench.report import make_console
-from gpuopt.bench.results import find_deciles
+from gpuopt.bench.machine import describe_commit, describe_machine, make_host_copy, read_cpu_model
+from gpuopt.bench.report import make_console, print_run
+from gpuopt.bench.results import Figures, Results, Run, make_figures, read_results
+from gpuopt.bench.results import write_results as write_file
 from gpuopt.bench.sampling import take_turns
-from gpuopt.bench.workloads import NUMPY_ALONE
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 Step = Callable[[], object]
 _WARM_UP_ROUNDS = 3
+# Larger than the caches of most CPUs.
+_COPY_BYTES, _COPIES = 256 * 2**20, 15
 
 
 @dataclass(frozen=True)
@@ -37,24 +35,22 @@ class Workload:
     """A task that several contenders are timed on.
 
     Attributes:
-        name: The workload's name.
         description: The task, in a sentence.
+        contenders: By name, functions that do one step; gpuopt's is called "gpuopt".
         bytes_moved: How many bytes a step must at least read and write; None where memory is not
             the limit.
-        contenders: By name, functions that do one step; gpuopt's is called "gpuopt".
         operations: How many operations a step has, where the cost of each one matters.
         settle: Called after each step and not timed: waits for background work.
         peak_extra_bytes: By contender, how much memory a step needs at its peak, where measured.
         left_out: Contenders that take no part, with reasons.
     """
 
-    name: str
     description: str
-    bytes_moved: int | None
     contenders: Mapping[str, Step]
+    bytes_moved: int | None = None
     operations: int | None = None
     settle: Step = lambda: None
-    peak_extra_bytes: Mapping[str, int] | None = None
+    peak_extra_bytes: Mapping[str, int] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -74,29 +70,20 @@ class Offer(NamedTuple):
     needed_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Timing:
-    """One contender's samples, in milliseconds, and their statistics.
+class Copies(NamedTuple):
+    """Copies in memory, for comparison.
 
     Attributes:
-        ratio: The median over all rounds of gpuopt's time divided by this contender's time.
-        extra_ms: The median over all rounds of gpuopt's time less this contender's.
-        gb_per_s: `bytes_moved` divided by the median time, in 10^9 bytes a second.
-        share_of_copy: `gb_per_s` divided by the measured bandwidth of a copy.
-        us_per_operation: The median time divided by `operations`, in microseconds.
-        numpy_ratio: As `ratio`, for gpuopt without compiled rules, if that was a contender.
+        samples_ms: How long they took.
+        num_bytes: How many bytes each one reads and writes.
     """
 
-    median_ms: float
-    p10_ms: float
-    p90_ms: float
-    ratio: float
-    extra_ms: float
-    gb_per_s: float | None
-    share_of_copy: float | None
-    us_per_operation: float | None
-    numpy_ratio: float | None
-    samples_ms: list[float]
+    samples_ms: Sequence[float]
+    num_bytes: int
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.num_bytes / median(self.samples_ms) / 1e6
 
 
 def make_parser(prog: str, description: str | None, rounds: int) -> argparse.ArgumentParser:
@@ -118,50 +105,10 @@ def _two_or_more(text: str) -> int:
     return number
 
 
-def report(
-    workload: Workload,
-    samples: Mapping[str, list[float]],
-    targets: Sequence[Target] = (),
-    copy_bytes_per_second: float = math.inf,
-) -> dict[str, Any]:
-    """Prints a workload's times, and whether they meet targets; returns its entry in the results.
-
-    Args:
-        workload: What was timed.
-        samples: What `take_samples` returned.
-        targets: Of this workload.
-        copy_bytes_per_second: The bandwidth of a copy, for comparison.
-    """
-    timings = summarize_all(workload, samples, copy_bytes_per_second)
-    verdicts = [judge(target, timings) for target in targets]
-    headings = ("", "median ms", "p10", "p90", "gpuopt / its", "numpy / its")
-    table = Table(*headings, "GB/s", "of copy", "us each", title=workload.description)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, timing in timings.items():
-        table.add_row(
-            name,
-            *(f"{ms:.3f}" for ms in (timing.median_ms, timing.p10_ms, timing.p90_ms)),
-            f"{timing.ratio:.2f}",
-            "" if timing.numpy_ratio is None else f"{timing.numpy_ratio:.2f}",
-            "" if timing.gb_per_s is None else f"{timing.gb_per_s:.1f}",
-            "" if timing.share_of_copy is None else f"{timing.share_of_copy:.0%}",
-            "" if timing.us_per_operation is None else f"{timing.us_per_operation:.2f}",
-        )
-    console = make_console()
-    console.print(table)
-    for name, peak in (workload.peak_extra_bytes or {}).items():
-        console.print(f"{name} adds {peak / 2**20:.0f} MiB at its peak", highlight=False)
-    for verdict in verdicts:
-        console.print(str(verdict), highlight=False)
-    return {
-        "description": workload.description,
-        "bytes_moved": workload.bytes_moved,
-        "operations": workload.operations,
-        "contenders": timings,
-        "targets": verdicts,
-        "peak_extra_bytes": workload.peak_extra_bytes,
-    }
+def measure_copies() -> Copies:
+    """Times copies in host memory."""
+    copy = make_host_copy(_COPY_BYTES)
+    return Copies([_time(copy) for _ in range(_COPIES)], 2 * _COPY_BYTES)
 
 
 def take_samples(workload: Workload, rounds: int) -> dict[str, list[float]]:
@@ -172,76 +119,117 @@ def take_samples(workload: Workload, rounds: int) -> dict[str, list[float]]:
         step = workload.contenders[name]
         if isinstance(step, Contender):
             step.prepare()
-        started = perf_counter()
-        step()
-        samples[name].append(1e3 * (perf_counter() - started))
+        samples[name].append(_time(step))
         workload.settle()
 
     take_turns(samples, sample, _WARM_UP_ROUNDS + rounds)
     return {name: times[_WARM_UP_ROUNDS:] for name, times in samples.items()}
 
 
-def summarize_all(
-    workload: Workload, samples: Mapping[str, list[float]], copy_bytes_per_second: float
-) -> dict[str, Timing]:
-    """Computes the statistics of what `take_samples` returned."""
-    return {
-        name: summarize(
-            workload, times, samples["gpuopt"], samples.get(NUMPY_ALONE), copy_bytes_per_second
-        )
-        for name, times in samples.items()
-    }
-
-
-def summarize(
+def report(
+    name: str,
     workload: Workload,
-    times: list[float],
-    ours: list[float],
-    ours_numpy: list[float] | None,
-    copy_bytes_per_second: float,
-) -> Timing:
-    """Computes a contender's statistics; `ours` are gpuopt's samples of the same rounds."""
-    middle, p10, p90 = find_deciles(times)
-    seconds = 1e-3 * middle
-    speed = None if workload.bytes_moved is None else workload.bytes_moved / seconds
-    each = None if workload.operations is None else seconds / workload.operations
-    return Timing(
-        median_ms=round(middle, 4),
-        p10_ms=round(p10, 4),
-        p90_ms=round(p90, 4),
-        ratio=_median_ratio(ours, times),
-        extra_ms=round(median(a - b for a, b in zip(ours, times, strict=True)), 4),
-        gb_per_s=None if speed is None else round(speed / 1e9, 2),
-        share_of_copy=None if speed is None else round(speed / copy_bytes_per_second, 3),
-        us_per_operation=None if each is None else round(1e6 * each, 2),
-        numpy_ratio=None if ours_numpy is None else _median_ratio(ours_numpy, times),
-        samples_ms=[round(time, 4) for time in times],
+    samples: Mapping[str, Sequence[float]],
+    targets: Sequence[Target] = (),
+    copies: Copies | None = None,
+) -> Run:
+    """Prints a workload's times, and whether they meet targets; returns its results.
+
+    Args:
+        name: The workload's.
+        workload: What was timed.
+        samples: What `take_samples` returned.
+        targets: Of this workload.
+        copies: For comparison.
+    """
+    contenders = {}
+    for each, times in samples.items():
+        kept = {"peak_extra_bytes": workload.peak_extra_bytes.get(each)}
+        step = workload.contenders.get(each)
+        if isinstance(step, Contender):
+            kept["state_bytes"] = step.count_state_bytes()
+        copy_gb_per_s = copies and copies.gb_per_s
+        contenders[each] = make_figures(
+            {"step": times}, workload.bytes_moved, copy_gb_per_s, **kept
+        )
+    run = make_run(workload, contenders, copies)
+    run.targets.extend(str(judge(target, run)) for target in targets)
+    console = make_console()
+    print_run(console, name, run)
+    for line in run.targets:
+        console.print(line, highlight=False)
+    return run
+
+
+def make_run(
+    workload: Workload, contenders: Mapping[str, Figures], copies: Copies | None = None
+) -> Run:
+    """Returns the results of a workload, which is not judged yet."""
+    return Run(
+        workload.description,
+        workload.bytes_moved,
+        "operation" if workload.operations else None,
+        workload.operations,
+        None,
+        None,
+        [round(ms, 6) for ms in copies.samples_ms] if copies else [],
+        round(copies.gb_per_s, 6) if copies else None,
+        dict(contenders),
+        dict(workload.left_out),
     )
 
 
 def write_results(
-    results: Mapping[str, Any], name: str | None = None, output: Path = RESULTS
+    runs: Mapping[str, Run],
+    name: str | None = None,
+    output: Path = RESULTS,
+    *,
+    device: str = "cpu",
+    machine: Mapping[str, object] | None = None,
+    commit: str | None = None,
+    not_run: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes a file named after the machine, the date and the commit; returns its path.
 
-    If the file exists, its other workloads are kept.
+    If the file exists, its other runs are kept.
 
     Args:
-        results: The content of the file. "machine" and "commit" are added unless given.
+        runs: By the names of workloads.
         name: The machine's name; by default its CPU's.
         output: The folder that has a folder for each machine.
+        device: "cpu", or a GPU's name.
+        machine: Describes it; by default, `describe_machine` does.
+        commit: What was measured; by default, asks git.
+        not_run: What could not be run, with reasons.
     """
-    described = {"machine": describe_machine(), "commit": describe_commit(ROOT), **results}
-    name = name or f"{read_cpu_model()} {os.cpu_count()} cores"
-    folder = output / re.sub(r"[^a-z0-9]+", "-", name.lower())
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{datetime.now(UTC):%Y-%m-%d}-{described['commit']}.json"
+    commit = commit or describe_commit(ROOT)
+    now = datetime.now(UTC)
+    results = Results(
+        gpuopt.__version__,
+        f"{now:%Y-%m-%d %H:%M}",
+        device,
+        machine or describe_machine(),
+        dict(runs),
+        dict(not_run or {}),
+        commit,
+    )
+    path = name_file(name or f"{read_cpu_model()} {os.cpu_count()} cores", commit, output)
     if path.exists():
-        earlier = json.loads(path.read_text())
-        described["workloads"] = earlier["workloads"] | described["workloads"]
-    replace_file(path, f"{json.dumps(described, indent=1, default=asdict)}\n".encode())
+        earlier = read_results(path)
+        kept = {**earlier.runs, **runs}, {**earlier.not_run, **results.not_run}
+        results = replace(results, runs=kept[0], not_run=kept[1])
+    write_file(results, path)
     return path
 
 
-def _median_ratio(ours: list[float], times: list[float]) -> float:
-    return round(median(a / b for a, b in zip(ours, times, strict=True)), 3)
+def name_file(name: str, commit: str, output: Path = RESULTS) -> Path:
+    """Names today's file of results of a machine, and makes its folder."""
+    folder = output / re.sub(r"[^a-z0-9]+", "-", name.lower())
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{datetime.now(UTC):%Y-%m-%d}-{commit}.json"
+
+
+def _time(step: Step) -> float:
+    started = perf_counter()
+    step()
+    return 1e3 * (perf_counter() - started)

@@ -23,7 +23,8 @@ from statistics import mean
 from typing import Any
 
 from bench.against_commit import checkout
-from bench.harness import ROOT, write_results
+from bench.harness import ROOT, name_file
+from gpuopt.atomic_file import replace_file
 from gpuopt.bench.machine import describe_commit
 
 ARCHITECTURES = ["sm_90", "sm_75", "sm_80", "sm_100", "sm_120"]
@@ -73,8 +74,10 @@ def main() -> None:
     for miss, architecture in list_all_misses(both):
         print(f"{architecture}, {miss}")
     if not options.no_results:
-        results = {"machine": "NVRTC", "against": against, "workloads": both}
-        file = write_results(results, f"NVRTC against {against}")
+        commit = describe_commit(ROOT)
+        file = name_file(f"NVRTC against {against}", commit)
+        results = {"machine": "NVRTC", "commit": commit, "against": against, "workloads": both}
+        replace_file(file, f"{json.dumps(results, indent=1)}\n".encode())
         pages.write("instructions", [file])
 
 

@@ -118,9 +118,7 @@ def slot_dtype_movement() -> Workload:
         f"{squares[0] / squares[2]:.2f} and {squares[1] / squares[2]:.3f} times what it should be"
     )
     return Workload(
-        "slot_dtype_movement",
         f"Adam with bfloat16 slots; the movement's error after 600 steps, {'; '.join(found)}",
-        None,
         {
             "gpuopt": _step_of(**nearest),
             "float32 variables and slots": _step_of(),
@@ -142,10 +140,8 @@ def demo_in_float16() -> Workload:
     found = f"{means[0]:.5f} and {means[1]:.5f}, whose standard error is {error:.5f}"
     assert abs(means[0] - means[1]) <= 2 * error, f"the mean test losses are {found}"
     return Workload(
-        "demo_in_float16",
         f"A step of the demo in float16 with master copies and a scaled loss, and in float32; over "
         f"{len(_SEEDS)} seeds, the mean test losses after {_DEMO_STEPS} steps of Adam are {found}",
-        None,
         {"gpuopt": _Run(np.float16, 0).step, "float32": _Run(np.float32, 0).step},
     )
 

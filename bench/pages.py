@@ -9,17 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any, NamedTuple
 
 from bench import catch_up, instructions, launches, pictures, scale
 from bench.harness import RESULTS, ROOT
-from bench.targets import Target, compare
+from bench.targets import Target, find_measured
 from bench.workloads import TARGETS
-from gpuopt.bench.results import Results, Run, Times, name_optimizer, read_results, three_digits
+from gpuopt.bench.results import Results, Run, Times, describe_run, read_results, three_digits
 from gpuopt.bench.workloads import list_tasks
 
 _END = "<!-- to here -->\n"
@@ -119,15 +119,19 @@ def name_file(file: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def make_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def make_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Returns a table in Markdown."""
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
-def _read(file: Path) -> Any:
-    """Reads a file of `python -m bench`."""
-    return json.loads(file.read_text())
+def _join(*parts: str) -> str:
+    """Joins the paragraphs and tables of a part that are there."""
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def _list_contenders(runs: Iterable[Run]) -> list[str]:
+    return list(dict.fromkeys(name for run in runs for name in run.contenders))
 
 
 def _name_versions(machine: Mapping[str, Any]) -> str:
@@ -137,17 +141,15 @@ def _name_versions(machine: Mapping[str, Any]) -> str:
     )
 
 
-def _list_times(
-    workload: Mapping[str, Any], contenders: Sequence[str], quantity: str = "median_ms"
-) -> list[str]:
+def _list_times(run: Run, contenders: Iterable[str], statistic: str = "median_ms") -> list[str]:
     """Returns a time of each contender with two decimals; nothing where it took no part."""
-    found = (workload["contenders"].get(name) for name in contenders)
-    return ["" if each is None else f"{each[quantity]:.2f}" for each in found]
+    found = (run.contenders.get(name) for name in contenders)
+    return ["" if each is None else f"{getattr(each.usual, statistic):.2f}" for each in found]
 
 
 def _describe_rounds(results: Results) -> str:
     """Returns how many rounds there were, as in "5 to 30 rounds"."""
-    return f"{_span([len(run.copy_ms) for run in results.runs.values()])} rounds"
+    return f"{_span([run.rounds for run in results.runs.values()])} rounds"
 
 
 def _describe_doubts(results: Results) -> str:
@@ -176,28 +178,19 @@ _DOUBTFUL = "†"
 def _write_steps(files: Sequence[Path]) -> str:
     if not files:
         raise ValueError("README.md names no file of results: give one")
-    results = read_results(files[0])
-    return f"{_make_steps_table(results)}\n{_describe_steps(results, files[0])}\n"
-
-
-def _make_steps_table(results: Results) -> str:
-    contenders = dict.fromkeys(name for run in results.runs.values() for name in run.contenders)
-    peers = [each for each in contenders if each != "gpuopt"]
+    [file] = files[:1]
+    results = read_results(file)
+    peers = [each for each in _list_contenders(results.runs.values()) if each != "gpuopt"]
     rows = [
-        [_describe_run(name, run), _format_ours(run.contenders["gpuopt"].cold)]
-        + [_compare(run, peer) for peer in peers]
+        [
+            describe_run(name, run) + (f" {_DOUBTFUL}" if run.other_warnings else ""),
+            f"{_about(ours)}{ours.median_ms:.3g} ms",
+            *(_compare(run, peer) for peer in peers),
+        ]
         for name, run in results.runs.items()
+        for ours in [run.contenders["gpuopt"].times["cold"]]
     ]
-    return make_table(["", "gpuopt", *peers], rows)
-
-
-def _describe_run(name: str, run: Run) -> str:
-    mark = f" {_DOUBTFUL}" if run.other_warnings else ""
-    return f"{name_optimizer(name, run)}, {run.description}{mark}"
-
-
-def _format_ours(times: Times) -> str:
-    return f"{_about(times)}{times.median_ms:.3g} ms"
+    return f"{make_table(['', 'gpuopt', *peers], rows)}\n{_describe_steps(results, file)}\n"
 
 
 def _about(times: Times) -> str:
@@ -205,11 +198,11 @@ def _about(times: Times) -> str:
 
 
 def _compare(run: Run, peer: str) -> str:
-    figures = run.contenders.get(peer)
-    if figures is None:
+    if peer not in run.contenders:
         return ""
-    ratio = figures.cold.median_ms / run.contenders["gpuopt"].cold.median_ms
-    return f"{_about(figures.cold)}{ratio:.{0 if ratio >= 10 else 2}f}x"
+    ours, its = (run.contenders[name].times["cold"] for name in ("gpuopt", peer))
+    ratio = its.median_ms / ours.median_ms
+    return f"{_about(its)}{ratio:.{0 if ratio >= 10 else 2}f}x"
 
 
 def _describe_steps(results: Results, file: Path) -> str:
@@ -243,11 +236,11 @@ def _write_machines(files: Sequence[Path]) -> str:
 
 
 def _write_machine(file: Path) -> str:
-    found = _read(file)
-    machine, workloads = found["machine"], found["workloads"]
-    dense = [each for key, each in workloads.items() if pictures.DENSE.fullmatch(key)]
-    sparse = [workloads[key] for key in _SPARSE if key in workloads]
-    parts = [
+    results = read_results(file)
+    machine, runs = results.machine, results.runs
+    dense = [run for name, run in runs.items() if pictures.DENSE.fullmatch(name)]
+    sparse = [runs[name] for name in _SPARSE if name in runs]
+    return _join(
         f"### {machine['cpu']}, {machine['cores']} cores",
         f"Python {machine['python']}, {_name_versions(machine)}.",
         "![Milliseconds of a step of each library, for one large tensor, the tensors of a "
@@ -255,20 +248,23 @@ def _write_machine(file: Path) -> str:
         f"(images/{pictures.name_steps(file)})",
         _make_machine_table(dense),
         _make_machine_table(sparse) if sparse else "",
-        f"From `{name_file(file)}`, at commit {found['commit']}. A copy in memory "
-        f"reached {found['copy_gb_per_s']:.1f} GB/s.",
-    ]
-    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+        f"From `{name_file(file)}`, at commit {results.commit}. A copy in memory "
+        f"reached {dense[0].copy_gb_per_s:.1f} GB/s.",
+    )
 
 
-def _make_machine_table(workloads: Sequence[Mapping[str, Any]]) -> str:
-    contenders = list(dict.fromkeys(name for each in workloads for name in each["contenders"]))
-    rows = []
-    for each in workloads:
-        share = each["contenders"]["gpuopt"]["share_of_copy"]
-        rows.append([each["description"], *_list_times(each, contenders), f"{share:.2f}"])
+def _make_machine_table(runs: Sequence[Run]) -> str:
+    contenders = _list_contenders(runs)
     return make_table(
-        ["milliseconds, the median", *contenders, "gpuopt's bandwidth, of a copy's"], rows
+        ["milliseconds, the median", *contenders, "gpuopt's bandwidth, of a copy's"],
+        [
+            [
+                run.description,
+                *_list_times(run, contenders),
+                f"{run.contenders['gpuopt'].share_of_copy:.2f}",
+            ]
+            for run in runs
+        ],
     )
 
 
@@ -316,19 +312,18 @@ def _write_growth(files: Sequence[Path]) -> str:
     spread = sum(run.warnings != run.other_warnings for run in runs)
     others = sum(bool(run.other_warnings) for run in runs)
     why = f":\n{doubts}" if (doubts := _describe_doubts(results)) else ""
-    parts = [
+    return _join(
         "![Nanoseconds that each parameter, tensor or row costs each library, in four panels; the\n"
         f"table below has some of the numbers.](images/{pictures.GROWTH})",
         "\n".join(_describe_curve(name, of_curve) for name, of_curve in curves.items()),
-        _make_growth_table(curves).strip(),
+        _make_growth_table(curves),
         f"From `{name_file(file)}`,\n"
         # A file's name is <date>-<commit>-<what>.json.
         f"of {results.date[:10]} at commit {file.stem.split('-')[3]}, on {machine['cores']} "
         f"cores of an\n{machine['cpu']}, Python {machine['python']}, {_name_versions(machine)}.\n"
         f"Medians of {_describe_rounds(results)}. Of its {len(runs)} runs, {spread} have times\n"
         f"that spread widely, and {others} have other warnings{why}.",
-    ]
-    return "\n\n".join(parts) + "\n"
+    )
 
 
 def _describe_curve(name: str, runs: Sequence[Run]) -> str:
@@ -339,7 +334,9 @@ def _describe_curve(name: str, runs: Sequence[Run]) -> str:
     least, first, last = find_flat(costs)
     ratios = {at: ours[at] / cost for at, cost in peers.items()}
     best, worst = (of(ratios, key=lambda at: ratios[at]) for of in (min, max))
-    step_ms = [three_digits(run.contenders["gpuopt"].warm.median_ms) for run in (runs[0], runs[-1])]
+    step_ms = [
+        three_digits(run.contenders["gpuopt"].usual.median_ms) for run in (runs[0], runs[-1])
+    ]
     at = [_format_size(each) for each in ours]
     at_best, at_worst = _format_size(best), _format_size(worst)
     return (
@@ -353,15 +350,12 @@ def _describe_curve(name: str, runs: Sequence[Run]) -> str:
 
 
 def _make_growth_table(curves: Mapping[str, Sequence[Run]]) -> str:
-    contenders = dict.fromkeys(
-        name for runs in curves.values() for run in runs for name in run.contenders
-    )
+    contenders = _list_contenders(run for runs in curves.values() for run in runs)
     rows = []
     for name, runs in curves.items():
         # Of many points, every third; the picture has all.
-        shown = runs if len(runs) < 10 else [*runs[:-1:3], runs[-1]]
-        for run in shown:
-            costs = (three_digits(run.cost_ns(each)) for each in contenders)
+        for run in runs if len(runs) < 10 else [*runs[:-1:3], runs[-1]]:
+            costs = (three_digits(run.cost_ns(run.contenders.get(each))) for each in contenders)
             size = _format_size(run.at or 0)
             rows.append([f"{pictures.CURVES[name].axis}: {size}", f"a {run.per}", *costs])
     return make_table(["nanoseconds", "", *contenders], rows)
@@ -393,11 +387,9 @@ def make_launches_tables(counted: Mapping[str, launches.Counted]) -> str:
     dense = [row(name, f"{counted[name].bytes_an_element:g}") for name in launches.DENSE]
     sparse = [row(name, ", ".join(counted[name].functions)) for name in launches.SPARSE]
     columns = ["launches", "waits"]
-    return "\n".join(
-        [
-            make_table(["Adam with", *columns, "bytes an element"], dense),
-            make_table(["65,536 rows of a table of 1,000,000", *columns, "kernels"], sparse),
-        ]
+    return _join(
+        make_table(["Adam with", *columns, "bytes an element"], dense),
+        make_table(["65,536 rows of a table of 1,000,000", *columns, "kernels"], sparse),
     )
 
 
@@ -406,15 +398,18 @@ def make_launches_tables(counted: Mapping[str, launches.Counted]) -> str:
 
 def _write_instructions(files: Sequence[Path]) -> str:
     [file] = files
-    found = _read(file)
+    found = json.loads(file.read_text())
     workloads = found["workloads"]
-    parts = [
-        _make_architectures_table(workloads).strip(),
-        _make_kernels_table(workloads, "sm_90").strip(),
-        *([f"Over the limits:\n\n{misses}"] if (misses := _list_misses(workloads)) else []),
+    missed: dict[str, list[str]] = {}
+    for miss, architecture in instructions.list_all_misses(workloads):
+        missed.setdefault(miss, []).append(architecture)
+    misses = "\n".join(f"- {what} ({', '.join(where)})" for what, where in missed.items())
+    return _join(
+        _make_architectures_table(workloads),
+        _make_kernels_table(workloads, "sm_90"),
+        f"Over the limits:\n\n{misses}" if misses else "",
         f"From `{name_file(file)}`,\nbeside commit {found['against']}.",
-    ]
-    return "\n\n".join(parts) + "\n"
+    )
 
 
 def _make_architectures_table(workloads: Mapping[str, Any]) -> str:
@@ -425,8 +420,7 @@ def _make_architectures_table(workloads: Mapping[str, Any]) -> str:
         for form in ("contracted", "shipped"):
             ratios = [instructions.find_ratio(each, form) for each in kernels]
             row += [f"{mean(ratios):.3f}", f"{max(ratios):.2f}"]
-        for form in ("theirs", "shipped"):
-            row.append(sum(each[form]["registers"] for each in kernels))
+        row += [sum(each[form]["registers"] for each in kernels) for form in ("theirs", "shipped")]
         rows.append([*row, sum(each["shipped"]["spilled_bytes"] for each in kernels)])
     headings = ["", "kernels", "contracted, mean", "highest", "as shipped, mean", "highest"]
     return make_table([*headings, "registers before", "now", "spilled bytes"], rows)
@@ -454,13 +448,6 @@ def _make_kernels_table(workloads: Mapping[str, Any], architecture: str) -> str:
     return make_table([*headings, of_instructions, "to before", "of an H200's"], rows)
 
 
-def _list_misses(workloads: Mapping[str, Any]) -> str:
-    missed: dict[str, list[str]] = {}
-    for miss, architecture in instructions.list_all_misses(workloads):
-        missed.setdefault(miss, []).append(architecture)
-    return "\n".join(f"- {what} ({', '.join(where)})" for what, where in missed.items())
-
-
 # docs/scale.md: a model, beside a file of `python -m bench.ranks`
 
 _SIZES_MB = (1, 16)
@@ -469,21 +456,19 @@ _MODELS_MB = (1, 100)
 
 def _write_scale(files: Sequence[Path]) -> str:
     [file] = files
-    found = _read(file)
+    results = read_results(file)
     # Of each, the tenth percentile: other programs, and ranks that share a core, disturb it least.
-    p10_ms = {
-        name: workload["contenders"]["gpuopt"]["p10_ms"]
-        for name, workload in found["workloads"].items()
-    }
-    cores = found["machine"]["cores"]
+    p10_ms = {name: run.contenders["gpuopt"].usual.p10_ms for name, run in results.runs.items()}
+    cores = results.machine["cores"]
     message_s = p10_ms["ranks_exchange_of_2_over_mpich"] / 1e3
-    tables = [
-        f"## Held against a host of {cores} cores\n\n"
+    return _join(
+        f"## Held against a host of {cores} cores",
         f"Tenth percentiles of `{name_file(file)}`.\n{_hold_model_against(p10_ms, cores)}",
-        f"## One reduction, modelled, in ms\n\n{_make_reductions_table(message_s)}",
-        f"## Backup workers, modelled\n\n{_make_backups_table()}",
-    ]
-    return "\n".join(tables)
+        "## One reduction, modelled, in ms",
+        _make_reductions_table(message_s),
+        "## Backup workers, modelled",
+        _make_backups_table(),
+    )
 
 
 def _hold_model_against(p10_ms: Mapping[str, float], cores: int) -> str:
@@ -508,21 +493,27 @@ def _hold_model_against(p10_ms: Mapping[str, float], cores: int) -> str:
 
 def _make_reductions_table(message_s: float) -> str:
     network = scale.Network()
-    rows = []
-    for ranks in scale.RANKS:
-        row: list[object] = [f"{ranks:,}"]
-        for megabytes in _MODELS_MB:
-            num_bytes = megabytes * 1e6
-            row += [
-                _format_ms(scale.ring_s(ranks, num_bytes, network)),
-                _format_ms(scale.tree_s(ranks, num_bytes, network)),
-                _format_ms(scale.shares_s(ranks, num_bytes, network, message_s)),
-            ]
-        rows.append(row)
-    headings = ["ranks"]
-    for megabytes in _MODELS_MB:
-        headings += [f"{megabytes} MB: ring", "tree", "`MPICommunicator`"]
-    return make_table(headings, rows)
+    rows = [
+        [
+            f"{ranks:,}",
+            *(
+                _format_ms(seconds)
+                for num_bytes in (megabytes * 1e6 for megabytes in _MODELS_MB)
+                for seconds in (
+                    scale.ring_s(ranks, num_bytes, network),
+                    scale.tree_s(ranks, num_bytes, network),
+                    scale.shares_s(ranks, num_bytes, network, message_s),
+                )
+            ),
+        ]
+        for ranks in scale.RANKS
+    ]
+    headings = [
+        heading
+        for megabytes in _MODELS_MB
+        for heading in (f"{megabytes} MB: ring", "tree", "`MPICommunicator`")
+    ]
+    return make_table(["ranks", *headings], rows)
 
 
 def _make_backups_table() -> str:
@@ -557,37 +548,37 @@ def _format_ms(seconds: float) -> str:
 
 # docs/guides/adam_for_embeddings.md: rows that catch up, from files of `python -m bench`
 
-_WIDE = {"catch_up_step": "a step, 1,000,000 x 64", "catch_up_flush": "all brought up to date"}
 _ALL_ROWS = "a step of all rows"
+_CATCH_UP = {
+    "catch_up_step": "a step, 1,000,000 x 64",
+    "catch_up_flush": "all brought up to date",
+    **{f"catch_up_step_{key}": f"a step, {rows:,} x 16" for key, rows in catch_up.HEIGHTS.items()},
+}
 
 
 def _write_catch_up(files: Sequence[Path]) -> str:
-    workloads = _read_catch_up(files)
-    low, *_, tall = (workloads[f"catch_up_step_{key}"]["contenders"] for key in catch_up.HEIGHTS)
-    ours, lazy = (tall[who]["p10_ms"] / low[who]["p10_ms"] for who in ("gpuopt", "LazyAdam"))
-    growth = (
+    runs = _read_catch_up(files)
+    low, *_, tall = (runs[f"catch_up_step_{key}"].contenders for key in catch_up.HEIGHTS)
+    ours, lazy = (tall[who].usual.p10_ms / low[who].usual.p10_ms for who in ("gpuopt", "LazyAdam"))
+    contenders = pictures.CATCH_UP_CONTENDERS
+    return _join(
         f"Each step of the curve names {catch_up.NUM_DIFFERENT:,} different rows. In the tallest "
         f"table, it\ntakes {ours:.1f} times as long as in the lowest with rows that catch up, and "
-        f"{lazy:.1f} times with\nLazyAdam: the rows of the lowest stay in the caches."
+        f"{lazy:.1f} times with\nLazyAdam: the rows of the lowest stay in the caches.",
+        make_table(
+            ("milliseconds, the tenth percentile", *contenders.values(), "one step of all rows"),
+            [
+                [title, *_list_times(runs[name], (*contenders, _ALL_ROWS), "p10_ms")]
+                for name, title in _CATCH_UP.items()
+            ],
+        ),
+        "From " + " and\n".join(f"`{name_file(each)}`" for each in files) + ".",
     )
-    contenders = pictures.CATCH_UP_CONTENDERS
-    of_heights = {
-        f"catch_up_step_{key}": f"a step, {rows:,} x 16" for key, rows in catch_up.HEIGHTS.items()
-    }
-    table = make_table(
-        ("milliseconds, the tenth percentile", *contenders.values(), "one step of all rows"),
-        [
-            [title, *_list_times(workloads[name], (*contenders, _ALL_ROWS), "p10_ms")]
-            for name, title in {**_WIDE, **of_heights}.items()
-        ],
-    )
-    named = " and\n".join(f"`{name_file(each)}`" for each in files)
-    return f"{growth}\n\n{table}\nFrom {named}.\n"
 
 
-def _read_catch_up(files: Sequence[Path]) -> dict[str, Any]:
-    """Reads workloads; of one in several files, the last one counts."""
-    return {name: each for file in files for name, each in _read(file)["workloads"].items()}
+def _read_catch_up(files: Sequence[Path]) -> dict[str, Run]:
+    """Reads runs; of one in several files, the last one counts."""
+    return {name: run for file in files for name, run in read_results(file).runs.items()}
 
 
 def _draw_catch_up(files: Sequence[Path]) -> None:
@@ -596,6 +587,7 @@ def _draw_catch_up(files: Sequence[Path]) -> None:
 
 # docs/guides/thinc.md: from a file of `python -m bench.spacy_training`
 
+_THINCS = "Thinc's"
 _TRAININGS = {
     "spacy_train_64_total": "all of spaCy's training",
     "spacy_train_64_optimizer": "of it, in the optimizer",
@@ -610,39 +602,29 @@ _TRAININGS = {
 
 def _write_thinc(files: Sequence[Path]) -> str:
     [file] = files
-    found = _read(file)
-    machine, workloads = found["machine"], found["workloads"]
-    ratios = {name: _divide_by_thincs(workloads[name]) for name in _TRAININGS}
-    steps = workloads["spacy_train_64_total"]["description"].split()[0]
-    summary = (
-        f"{steps} steps of spaCy's text classifier of width 64 take "
-        f"{ratios['spacy_train_64_total']:.2f} times as long\nwith `gpuopt.Adam.v1` as with "
-        "`Adam.v1`, and what they spend in the optimizer\n"
-        f"{ratios['spacy_train_64_optimizer']:.2f} times; with `use_averages = true`, "
-        f"{ratios['spacy_train_64_averages_total']:.2f} and "
-        f"{ratios['spacy_train_64_averages_optimizer']:.2f} times."
-    )
+    results = read_results(file)
+    machine, runs = results.machine, results.runs
+    ratios = {
+        name: f"{find_measured(Target(name, 'ratio', _THINCS), runs[name]):.2f}"
+        for name in _TRAININGS
+    }
     rows = []
     for name, what in _TRAININGS.items():
-        contenders = workloads[name]["contenders"]
-        times = (three_digits(contenders[who]["median_ms"]) for who in ("Thinc's", "gpuopt"))
-        rows.append([what, *times, f"{ratios[name]:.2f}"])
-    parts = [
-        summary,
-        make_table(
-            ["milliseconds", "Thinc's Adam", "gpuopt's", "gpuopt's / Thinc's"], rows
-        ).strip(),
+        of_both = (runs[name].contenders[who].usual.median_ms for who in (_THINCS, "gpuopt"))
+        rows.append([what, *map(three_digits, of_both), ratios[name]])
+    steps = runs["spacy_train_64_total"].description.split()[0]
+    return _join(
+        f"{steps} steps of spaCy's text classifier of width 64 take "
+        f"{ratios['spacy_train_64_total']} times as long\nwith `gpuopt.Adam.v1` as with "
+        "`Adam.v1`, and what they spend in the optimizer\n"
+        f"{ratios['spacy_train_64_optimizer']} times; with `use_averages = true`, "
+        f"{ratios['spacy_train_64_averages_total']} and "
+        f"{ratios['spacy_train_64_averages_optimizer']} times.",
+        make_table(["milliseconds", "Thinc's Adam", "gpuopt's", "gpuopt's / Thinc's"], rows),
         f"From `{name_file(file)}`, on {machine['cores']} cores of an\n"
         f"{machine['cpu']}, with Python {machine['python']}, {_name_versions(machine)}. Medians; "
         "the quotient is the\nmedian of all rounds, in each of which both took their turn.",
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _divide_by_thincs(workload: Mapping[str, Any]) -> float:
-    """Returns the median of gpuopt's time divided by Thinc's: the file's own has few digits."""
-    ours, its = (workload["contenders"][who]["samples_ms"] for who in ("gpuopt", "Thinc's"))
-    return float(median(our_ms / its_ms for our_ms, its_ms in zip(ours, its, strict=True)))
+    )
 
 
 # bench/README.md: targets that the newest results on CPUs miss, from all files
@@ -664,7 +646,7 @@ def _write_missed(files: Sequence[Path]) -> str:
             f"[{result.file.parent.name}](results/{result.file.relative_to(RESULTS)})",
         ]
         for (_, target), result in sorted(newest.items(), key=lambda each: str(each[0]))
-        if not compare(target, result.measured).met
+        if not target.is_met_by(result.measured)
     ]
     count = f"Of {len(newest)} targets with a result on a CPU, {len(rows)} are missed:"
     return f"{count}\n\n{make_table(['workload', 'at most', 'measured', 'result'], rows)}"
@@ -684,17 +666,16 @@ def find_newest_results() -> dict[tuple[str, Target], _Result]:
 
 
 def _list_results() -> Iterator[tuple[str, Target, _Result]]:
-    """Lists what was measured on each machine for targets that there are today."""
-    today = {(each.workload, each.quantity, each.against): each for each in TARGETS}
+    """Lists what was measured on each machine for today's targets, where a target was then, too."""
     for file in sorted(RESULTS.glob("*-cores/*.json")):
-        workloads: dict[str, Any] = _read(file).get("workloads", {})
-        verdicts = [each for one in workloads.values() for each in one.get("targets", ())]
-        for verdict in verdicts:
-            was = verdict["target"]
-            target = today.get((was["workload"], was["quantity"], was["against"]))
-            if target is not None and target.at_most is not None and verdict["measured"]:
-                day = file.name[: len("2026-11-21")]
-                yield file.parent.name, target, _Result(day, verdict["measured"], file)
+        results = read_results(file)
+        for target in TARGETS:
+            run = results.runs.get(target.workload)
+            if run is None or not any(f"{target.subject} <" in line for line in run.targets):
+                continue
+            measured = find_measured(target, run)
+            if measured is not None:
+                yield file.parent.name, target, _Result(results.date[:10], measured, file)
 
 
 def _name_ratio(target: Target) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import numpy as np
 
 from bench.catch_up import HEIGHTS
 from bench.harness import ROOT
-from gpuopt.bench.results import Run
+from gpuopt.bench.results import Run, read_results
 
 GROWTH = "growth.svg"
 # Workloads of a picture's panels: (optimizer, size).
@@ -87,19 +86,19 @@ def draw_growth(curves: Mapping[str, Sequence[Run]], file: Path) -> None:
 
 def list_costs(runs: Sequence[Run], contender: str) -> dict[int, float]:
     """Returns what a contender's parameter, tensor or row costs, by how many there are."""
-    costs = ((run.at, run.cost_ns(contender)) for run in runs)
+    costs = ((run.at, run.cost_ns(run.contenders.get(contender))) for run in runs)
     return {at: cost for at, cost in costs if at is not None and cost is not None}
 
 
-def draw_catch_up_times(workloads: Mapping[str, Any]) -> None:
+def draw_catch_up_times(runs: Mapping[str, Run]) -> None:
     """Draws the time of a step by the table's height."""
     curves = {}
     for who, title in CATCH_UP_CONTENDERS.items():
-        found = (workloads[f"catch_up_step_{key}"]["contenders"].get(who) for key in HEIGHTS)
+        found = (runs[f"catch_up_step_{key}"].contenders.get(who) for key in HEIGHTS)
         points = [
-            (height, times["p10_ms"])
-            for height, times in zip(HEIGHTS.values(), found, strict=True)
-            if times is not None
+            (height, figures.usual.p10_ms)
+            for height, figures in zip(HEIGHTS.values(), found, strict=True)
+            if figures is not None
         ]
         if points:
             curves[title] = np.array(points)
@@ -115,19 +114,19 @@ def draw_catch_up_training(curves: Mapping[str, np.ndarray]) -> None:
 
 
 def _draw_steps(file: Path) -> None:
-    found = json.loads(file.read_text())
-    sizes: dict[str, dict[str, Any]] = {}
-    for key, workload in found["workloads"].items():
+    results = read_results(file)
+    sizes: dict[str, list[Run]] = {}
+    for key, run in results.runs.items():
         if match := DENSE.fullmatch(key):
-            sizes.setdefault(match[2], {})[match[1]] = workload
-    title = f"Milliseconds of a step at {found['commit']}: the median, first and ninth decile"
+            sizes.setdefault(match[2], []).append(run)
+    title = f"Milliseconds of a step at {results.commit}: the median, first and ninth decile"
     with _picture(name_steps(file), title, (8.0, 3.6)) as figure:
         panels = figure.subplots(1, len(sizes), squeeze=False)[0]
         colors: dict[str, str] = {}
-        for panel, workloads in zip(panels, sizes.values(), strict=True):
-            _draw_panel(panel, list(workloads.values()), colors)
+        for panel, runs in zip(panels, sizes.values(), strict=True):
+            _draw_panel(panel, runs, colors)
             panel.set_xlabel("milliseconds")
-            what = next(iter(workloads.values()))["description"].partition(" on ")[2]
+            what = runs[0].description.partition(" on ")[2]
             panel.set_title(what.replace(" of ", "\nof ", 1), fontsize=8, loc="left")
         lines = [
             panels[0].plot([], [], "o", color=color, markersize=4, label=name)[0]
@@ -136,24 +135,26 @@ def _draw_steps(file: Path) -> None:
         figure.legend(handles=lines, loc="outside lower center", ncols=3, frameon=False)
 
 
-def _draw_panel(panel: Any, workloads: Sequence[Mapping[str, Any]], colors: dict[str, str]) -> None:
-    """Draws a group of points for each workload, one below the other.
+def _draw_panel(panel: Any, runs: Sequence[Run], colors: dict[str, str]) -> None:
+    """Draws a group of points for each run, one below the other.
 
     Args:
         panel: Matplotlib's axes.
-        workloads: Of one size.
+        runs: Of one size.
         colors: By contender; new ones are added.
     """
     from matplotlib.ticker import LogLocator
 
-    for row, workload in enumerate(workloads):
-        contenders = workload["contenders"]
-        for place, (name, times) in enumerate(contenders.items()):
-            color = colors.setdefault(name, _COLORS[len(colors) % len(_COLORS)])
-            y = row + 0.7 * (place / len(contenders) - 0.5)
-            panel.plot([times["p10_ms"], times["p90_ms"]], [y, y], color=color, linewidth=1.0)
-            panel.plot(times["median_ms"], y, "o", color=color, markersize=4)
-    names = [each["description"].partition(" on ")[0] for each in workloads]
+    for row, run in enumerate(runs):
+        for place, (name, figures) in enumerate(run.contenders.items()):
+            color, times = (
+                colors.setdefault(name, _COLORS[len(colors) % len(_COLORS)]),
+                figures.usual,
+            )
+            y = row + 0.7 * (place / len(run.contenders) - 0.5)
+            panel.plot([times.p10_ms, times.p90_ms], [y, y], color=color, linewidth=1.0)
+            panel.plot(times.median_ms, y, "o", color=color, markersize=4)
+    names = [run.description.partition(" on ")[0] for run in runs]
     panel.set_yticks(range(len(names)), [name.replace(" with ", "\nwith ") for name in names])
     panel.invert_yaxis()
     panel.set_xscale("log")

@@ -52,16 +52,16 @@ def main() -> None:
     parser = make_parser("bench.ranks", __doc__, rounds=100)
     parser.add_argument("--mpi", choices=MPIS, action="append", help="only this MPI")
     options = parser.parse_args()
-    measured = {}
+    runs = {}
     for mpi in options.mpi or MPIS:
         for num_ranks, names in JOBS.items():
             for found in _run(mpi, num_ranks, options.rounds, names):
                 name, what = found["name"], f"{found['description']}, over {mpi}"
                 targets = [each for each in TARGETS if each.workload == name]
-                workload = Workload(f"{name}_over_{mpi}", what, None, {})
-                measured[workload.name] = report(workload, found["samples"], targets)
+                over = f"{name}_over_{mpi}"
+                runs[over] = report(over, Workload(what, {}), found["samples"], targets)
     if not options.no_results:
-        path = write_results({"workloads": measured})
+        path = write_results(runs)
         print(f"written: {path.relative_to(ROOT)}")
         if not options.mpi:
             pages.write("scale", [path])

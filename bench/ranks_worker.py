@@ -51,13 +51,9 @@ def make_step(strategy: gpuopt.MirroredStrategy, group: MPIGroup) -> Workload:
             alone()
 
     return Workload(
-        name=f"ranks_step_of_{group.size}",
-        description=(
-            f"a synchronous step of {group.size} ranks: Adam on {_TOY_FLOATS:,} floats and "
-            f"{_TOY_ROWS} rows of {_TOY_TABLE}"
-        ),
-        bytes_moved=None,
-        contenders={"gpuopt": make(strategy.variable), "one process": step_alone},
+        f"a synchronous step of {group.size} ranks: Adam on {_TOY_FLOATS:,} floats and "
+        f"{_TOY_ROWS} rows of {_TOY_TABLE}",
+        {"gpuopt": make(strategy.variable), "one process": step_alone},
     )
 
 
@@ -66,10 +62,8 @@ def make_exchange(strategy: gpuopt.MirroredStrategy, group: MPIGroup) -> Workloa
     from mpi4py import MPI
 
     return Workload(
-        name=f"ranks_exchange_of_{group.size}",
-        description=f"the exchange of headers, over {group.size} ranks",
-        bytes_moved=None,
-        contenders={
+        f"the exchange of headers, over {group.size} ranks",
+        {
             "gpuopt": lambda: strategy.communicator.barrier(),
             "MPI's barrier": MPI.COMM_WORLD.Barrier,
         },
@@ -100,13 +94,9 @@ def make_all_reduce(
             total[...] = part
 
     return Workload(
-        name=f"ranks_all_reduce_{megabytes}mb_of_{group.size}",
-        description=(
-            f"batch_all_reduce of {num_arrays} arrays, {megabytes} MB of float32, "
-            f"over {group.size} ranks"
-        ),
-        bytes_moved=None,
-        contenders={
+        f"batch_all_reduce of {num_arrays} arrays, {megabytes} MB of float32, "
+        f"over {group.size} ranks",
+        {
             "gpuopt": lambda: strategy.communicator.batch_all_reduce(gradients),
             "pack, Allreduce, unpack": by_hand,
         },
@@ -132,13 +122,9 @@ def make_rows(strategy: gpuopt.MirroredStrategy, group: MPIGroup) -> Workload:
             optimizer_alone.apply_gradients([(every_row, alone)])
 
     return Workload(
-        name=f"ranks_rows_of_{group.size}",
-        description=(
-            f"{group.size} ranks x {_ROWS:,} x {_TABLE[1]} rows gathered, merged and "
-            "applied with Adagrad"
-        ),
-        bytes_moved=None,
-        contenders={
+        f"{group.size} ranks x {_ROWS:,} x {_TABLE[1]} rows gathered, merged and "
+        "applied with Adagrad",
+        {
             "gpuopt": lambda: optimizer.apply_gradients([(mine, mirrored)]),
             "one process with all rows": step_alone,
         },
@@ -169,7 +155,7 @@ def main(rounds: int, names: Sequence[str]) -> None:
         while not request.Test():
             time.sleep(_PAUSE_S)
 
-    def measure(workload: Workload) -> None:
+    def measure(name: str, workload: Workload) -> None:
         # All ranks begin each step together.
         samples = take_samples(replace(workload, settle=meet), rounds)
         of_ranks = strategy.communicator.all_gather(samples)
@@ -178,11 +164,11 @@ def main(rounds: int, names: Sequence[str]) -> None:
                 name: np.max([of_rank[name] for of_rank in of_ranks], axis=0).tolist()
                 for name in samples
             }
-            found = {"name": workload.name, "description": workload.description}
+            found = {"name": f"ranks_{name}_of_{group.size}", "description": workload.description}
             print(json.dumps({**found, "samples": slowest}), flush=True)
 
     for name in names:
-        strategy.run(measure, (WORKLOADS[name](strategy, group),))
+        strategy.run(measure, (name, WORKLOADS[name](strategy, group)))
 
 
 def _make_rows(rank: int) -> gpuopt.IndexedSlices:

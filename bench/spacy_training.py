@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.harness import ROOT, Workload, make_parser, report, take_samples, write_results
+from gpuopt.bench.results import Run
 
 OPTIMIZERS = {"gpuopt": "gpuopt.Adam.v1", "Thinc's": "Adam.v1"}
 # The defaults of spaCy's configs, and its text classifier.
@@ -188,8 +189,8 @@ def train(folder: Path, optimizer: str, steps: int, width: int, averages: bool) 
 
 def training_workloads(
     rounds: int, steps: int, texts: int, width: int, averages: bool
-) -> dict[str, Any]:
-    """Times trainings in turn, and returns their entries in the results."""
+) -> dict[str, Run]:
+    """Times trainings in turn, and returns their results."""
     samples: dict[str, dict[str, list[float]]] = {"total": {}, "optimizer": {}}
     with tempfile.TemporaryDirectory() as name:
         make_corpus(Path(name), texts)
@@ -205,11 +206,11 @@ def training_workloads(
         "total": f"{what}: all of the training",
         "optimizer": f"{what}: its calls of the optimizer",
     }
-    measured = {}
+    runs = {}
     for part, of_part in samples.items():
         named = f"spacy_train_{width}{'_averages' * averages}_{part}"
-        measured[named] = report(Workload(named, described[part], None, {}), of_part)
-    return measured
+        runs[named] = report(named, Workload(described[part], {}), of_part)
+    return runs
 
 
 def step_workload(width: int, averages: bool) -> Workload:
@@ -233,9 +234,7 @@ def step_workload(width: int, averages: bool) -> Workload:
         return run
 
     return Workload(
-        f"thinc_step_{width}{'_averages' * averages}",
         f"a step of Thinc's three layers of width {width}, averages {averages}",
-        None,
         {contender: step(name) for contender, name in OPTIMIZERS.items()},
     )
 
@@ -245,17 +244,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400, help="of each training")
     parser.add_argument("--texts", type=int, default=4000, help="to train on")
     options = parser.parse_args()
-    measured = {}
+    runs = {}
     for averages in (False, True):
         for width in (64, 1024):
             workload = step_workload(width, averages)
             samples = take_samples(workload, 40 * options.rounds)
-            measured[workload.name] = report(workload, samples)
+            name = f"thinc_step_{width}{'_averages' * averages}"
+            runs[name] = report(name, workload, samples)
     for averages in (False, True):
         given = options.rounds, options.steps, options.texts, 64, averages
-        measured.update(training_workloads(*given))
+        runs.update(training_workloads(*given))
     if not options.no_results:
-        print(f"written: {write_results({'workloads': measured}).relative_to(ROOT)}")
+        print(f"written: {write_results(runs).relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -24,14 +24,14 @@ _LISTED = "apply_gradients, the same pairs"
 Pairs = list[Any]
 
 
-def _make_pairs(name: str, what: str, make_step: Callable[[Pairs], Step]) -> Workload:
+def _make_pairs(what: str, make_step: Callable[[Pairs], Step]) -> Workload:
     """Makes steps of a list with unusual pairs, and of dense ones."""
     dense = [(_make_gradient(), gpuopt.Variable(_make_array())) for _ in range(_VARIABLES)]
     contenders = {"gpuopt": make_step(dense), _DENSE: _step(dense)}
     if make_step is _step_with_rows:
         contenders[_DENSE_AND_ROWS] = _both(_step(dense), _step([_make_rows()]))
     described = f"{_VARIABLES:,} variables of {_FLOATS} floats; {what}"
-    return _make_workload(name, described, _VARIABLES, contenders)
+    return _make_workload(described, _VARIABLES, contenders)
 
 
 def _make_rows() -> tuple[gpuopt.IndexedSlices, gpuopt.Variable]:
@@ -74,7 +74,7 @@ def _step_with_new_gradients(dense: Pairs) -> Step:
     return _step(*([(_make_gradient(), variable) for _, variable in dense] for _ in range(2)))
 
 
-def _make_tree(name: str, what: str, make_leaf: Callable[[Any], Any]) -> Workload:
+def _make_tree(what: str, make_leaf: Callable[[Any], Any]) -> Workload:
     """Makes steps of `update` on one tree, and of `apply_gradients` on a list of such leaves."""
 
     def tree_of(make: Callable[[], Any]) -> Any:
@@ -88,23 +88,20 @@ def _make_tree(name: str, what: str, make_leaf: Callable[[Any], Any]) -> Workloa
         _LISTED: _step(pairs),
     }
     described = f"{_LAYERS} layers of W and b of {_FLOATS} floats; {what}"
-    return _make_workload(name, described, 2 * _LAYERS, contenders)
+    return _make_workload(described, 2 * _LAYERS, contenders)
 
 
-def _make_workload(
-    name: str, described: str, num_variables: int, contenders: dict[str, Step]
-) -> Workload:
+def _make_workload(described: str, num_variables: int, contenders: dict[str, Step]) -> Workload:
     """Warms contenders up, which step variables as described."""
     for contender in contenders.values():
         for _ in range(_WARM_UP):
             contender()
     return Workload(
-        name=name,
-        description=f"Momentum on {described}",
+        f"Momentum on {described}",
+        contenders,
         # Gradient, slot and weight are read; slot and weight are written.
         bytes_moved=num_variables * _FLOATS * 4 * 5,
         operations=num_variables,
-        contenders=contenders,
     )
 
 
@@ -158,11 +155,11 @@ _TREES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 }
 OFFERS = (
     *(
-        Offer(name, partial(_make_pairs, name, what, make_step), list_targets(name, limits))
+        Offer(name, partial(_make_pairs, what, make_step), list_targets(name, limits))
         for name, (what, make_step, limits) in _UNUSUAL.items()
     ),
     *(
-        Offer(name, partial(_make_tree, name, *given), list_targets(name, {_LISTED: 1.3}))
+        Offer(name, partial(_make_tree, *given), list_targets(name, {_LISTED: 1.3}))
         for name, given in _TREES.items()
     ),
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any
+from statistics import median
+
+from gpuopt.bench.results import Run
+from gpuopt.bench.workloads import NUMPY_ALONE
 
 
 @dataclass(frozen=True)
@@ -14,9 +16,12 @@ class Target:
 
     Attributes:
         workload: The workload's name.
-        quantity: The name of the measured number. A ratio is gpuopt's number divided by that of
-            `against` in the same run; other numbers are gpuopt's own.
-        against: A contender; None for numbers that are no ratios.
+        quantity: What is measured, behind the kind of times unless that is "step", as in
+            "wall.ratio". "ratio" is the median, over all rounds, of gpuopt's time divided by that
+            of `against`, and "extra_ms" that of the difference. "numpy_ratio" is as "ratio", for
+            gpuopt without compiled rules. Other numbers are gpuopt's own: "median_ms", and what
+            `Figures` has.
+        against: A contender; None for gpuopt's own numbers.
         at_most: The largest number that meets the target, or None.
         at_least: The smallest number that meets the target, or None.
     """
@@ -27,40 +32,19 @@ class Target:
     at_most: float | None = None
     at_least: float | None = None
 
+    def is_met_by(self, measured: float) -> bool:
+        return (self.at_most is None or measured <= self.at_most) and (
+            self.at_least is None or measured >= self.at_least
+        )
+
+    @property
+    def subject(self) -> str:
+        against = "" if self.against is None else f" against {self.against}"
+        return f"{self.workload}: {self.quantity}{against}"
+
     def __str__(self) -> str:
         bound = f"<= {self.at_most:g}" if self.at_least is None else f">= {self.at_least:g}"
-        against = "" if self.against is None else f" against {self.against}"
-        return f"{self.workload}: {self.quantity}{against} {bound}"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a target was met.
-
-    Attributes:
-        target: The target.
-        measured: The measured number; None if nothing was measured.
-        met: Whether `measured` is within the bound; None if nothing was measured.
-    """
-
-    target: Target
-    measured: float | None
-    met: bool | None
-
-    def __str__(self) -> str:
-        if self.met is None:
-            return f"not measured  {self.target}"
-        return f"{'met   ' if self.met else 'MISSED'} {self.measured:8.3f}  {self.target}"
-
-
-def compare(target: Target, measured: float | None) -> Verdict:
-    """Compares a target with the measured number; None stands for no measurement."""
-    if measured is None:
-        return Verdict(target, None, None)
-    is_met = (target.at_most is None or measured <= target.at_most) and (
-        target.at_least is None or measured >= target.at_least
-    )
-    return Verdict(target, measured, is_met)
+        return f"{self.subject} {bound}"
 
 
 def list_targets(
@@ -80,14 +64,34 @@ def list_targets(
     ]
 
 
-def judge(target: Target, contenders: Mapping[str, Any]) -> Verdict:
-    """Compares a target with measurements.
+def find_measured(target: Target, run: Run) -> float | None:
+    """Returns the number that a target bounds; None where it was not measured."""
+    kind, _, quantity = target.quantity.rpartition(".")
+    kind = kind or "step"
+    ours = run.contenders.get(NUMPY_ALONE if quantity == "numpy_ratio" else "gpuopt")
+    its = run.contenders.get(target.against or "gpuopt")
+    if ours is None or its is None:
+        return None
+    if quantity == "median_ms":
+        return ours.times[kind].median_ms
+    if target.against is None:
+        number = getattr(ours, quantity)
+        return None if number is None else float(number)
+    rounds = list(zip(ours.times[kind].samples_ms, its.times[kind].samples_ms, strict=True))
+    if quantity == "extra_ms":
+        return median(our_ms - its_ms for our_ms, its_ms in rounds)
+    return median(our_ms / its_ms for our_ms, its_ms in rounds)
 
-    Args:
-        target: A target of this workload. Its quantity is an attribute of what was measured of
-            `against`, or else of gpuopt, as in "device.ratio".
-        contenders: What was measured of each contender, by name.
-    """
-    found = contenders.get(target.against or "gpuopt")
-    measured = None if found is None else attrgetter(target.quantity)(found)
-    return compare(target, None if measured is None else float(measured))
+
+def is_missed(target: Target, run: Run) -> bool:
+    """Whether what was measured is beyond a target's bound."""
+    measured = find_measured(target, run)
+    return measured is not None and not target.is_met_by(measured)
+
+
+def judge(target: Target, run: Run) -> str:
+    """Returns a line that tells whether a target was met."""
+    measured = find_measured(target, run)
+    if measured is None:
+        return f"not measured  {target}"
+    return f"{'MISSED' if is_missed(target, run) else 'met   '} {measured:8.3f}  {target}"

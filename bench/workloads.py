@@ -5,9 +5,8 @@ Models, optimizers and most contenders are those of `gpuopt bench`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
 from importlib.util import find_spec
@@ -21,8 +20,8 @@ from bench import autodiff, catch_up, checkpoints, first_step, low_precision, st
 from bench.harness import Offer, Step, Workload
 from bench.targets import Target, list_targets
 from gpuopt.backends import backend_for
-from gpuopt.bench.contenders import make_our_sparse_step, make_our_step
-from gpuopt.bench.jobs import BETA1, DECAY, JOBS, RATE, WEIGHT_DECAY, Elementwise, Job, Place
+from gpuopt.bench.contenders import make_contender, make_our_step
+from gpuopt.bench.jobs import JOBS, RATE, WEIGHT_DECAY, Place
 from gpuopt.bench.models import LOOKUPS, TABLE, Shapes, draw_lookups, shrink
 from gpuopt.bench.peers import TORCH_FORMS
 from gpuopt.bench.sampling import rest
@@ -40,50 +39,31 @@ def offer_host_workloads(pattern: str = "*") -> Iterator[Offer]:
             yield offer
 
 
+def _make(job_name: str, task: Task, place: Place, names: Collection[str]) -> Workload:
+    """Makes a task's contenders of some names."""
+    job = JOBS[job_name]
+    made = make_chosen(task, job, place, names)
+    title = "LazyAdam" if task.lookups and job_name == "adam" else job.title
+    return Workload(
+        f"{title} on {task.description}",
+        made.contenders,
+        made.bytes_moved,
+        # On a GPU, each kernel that is launched costs.
+        None if place.on_host or task.lookups else len(task.shapes),
+        settle=rest if place.on_host else lambda: None,
+        left_out=made.left_out,
+    )
+
+
 # Optimizers beside those of other libraries, on models
 
-
-def _rms_prop(w: Any, g: Any, r: Any, b: Any) -> None:
-    r += (1 - DECAY) * (g**2 - r)
-    b[...] = BETA1 * b + RATE * g / np.sqrt(r + 1e-10)
-    w -= b
-
-
-# torch's begins with averages of 0, and adds epsilon after the root.
-_RMS_PROP = Job(
-    "RMSProp with momentum",
-    {"r": 1.0, "b": 0.0},
-    lambda: gpuopt.RMSPropOptimizer(RATE, DECAY, BETA1),
-    lambda torch, p, form: torch.optim.RMSprop(p, RATE, DECAY, momentum=BETA1, **form),
-    lambda optax: optax.rmsprop(RATE, DECAY, initial_scale=1.0, momentum=BETA1),
-    lambda t: (),
-    Elementwise((), ""),
-    _rms_prop,
-)
-
-
-def _sgd(w: Any, g: Any) -> None:
-    w -= RATE * g
-
-
-_SGD = Job(
-    "Gradient descent",
-    {},
-    lambda: gpuopt.GradientDescentOptimizer(RATE),
-    lambda torch, p, form: torch.optim.SGD(p, RATE, **form),
-    lambda optax: optax.sgd(RATE),
-    lambda t: (),
-    Elementwise((), ""),
-    _sgd,
-)
-_JOBS = {**JOBS, "rms_prop": _RMS_PROP, "sgd": _SGD}
 _SIZES = {
     "16m": _MODELS["16m"],
     "resnet50": _MODELS["resnet-50"],
     "1000x64": Task("1000x64", "1,000 tensors of 64 elements each", [(64,)] * 1000),
 }
 _LARGE = ("16m", "resnet50")
-_DENSE_CONTENDERS = ("gpuopt", NUMPY_ALONE, *TORCH_FORMS, "optax jit", ARRAYS)
+_CONTENDERS = ("gpuopt", NUMPY_ALONE, *TORCH_FORMS, "optax jit", ARRAYS)
 # The largest ratios to torch fused, and to torch foreach of what torch does not fuse: of compiled
 # rules, and of numpy alone.
 _LARGE_RATIOS = {"momentum": 1.05, "adagrad": 1.05, "adam": 1.05, "adam_w": 1.1}
@@ -92,32 +72,21 @@ _SMALL_NUMPY_RATIOS = {"momentum": 0.35, "adam": 0.2}
 
 
 def _offer_models() -> Iterator[Offer]:
-    for job_name, job in _JOBS.items():
-        peer = "torch foreach" if job is _RMS_PROP else "torch fused"
+    for job_name in JOBS:
+        peer = "torch foreach" if job_name == "rms_prop" else "torch fused"
         for size, task in _SIZES.items():
             ratios = _LARGE_RATIOS if size in _LARGE else {}
             numpy_ratios = _LARGE_NUMPY_RATIOS if size in _LARGE else _SMALL_NUMPY_RATIOS
             name = f"host_{job_name}_{size}"
-            yield Offer(
-                name,
-                partial(_make_model, name, job, task),
-                list_targets(name, *(_limit(of, job_name, peer) for of in (ratios, numpy_ratios))),
+            limits = (
+                {peer: of[job_name]} if job_name in of else {} for of in (ratios, numpy_ratios)
             )
+            make = partial(_make, job_name, task, _HOST, _CONTENDERS)
+            yield Offer(name, make, list_targets(name, *limits))
 
 
-def _limit(ratios: Mapping[str, float], job_name: str, peer: str) -> dict[str, float]:
-    return {peer: ratios[job_name]} if job_name in ratios else {}
-
-
-def _make_model(name: str, job: Job, task: Task) -> Workload:
-    # torch cannot be asked for a fused RMSprop.
-    names = [each for each in _DENSE_CONTENDERS if each != "torch fused" or job is not _RMS_PROP]
-    made = make_chosen(task, job, _HOST, names)
-    what = f"{job.title} on {task.description}"
-    return Workload(name, what, made.bytes_moved, made.contenders, settle=rest)
-
-
-_TABLE_TASK = Task("table", "", [TABLE], LOOKUPS)
+_ROWS_OF_TABLE = f"{LOOKUPS:,} rows of a table of {TABLE[0]:,} x {TABLE[1]}"
+_TABLE_TASK = Task("table", _ROWS_OF_TABLE, [TABLE], LOOKUPS)
 _SPARSE_RATIOS = {"adam": 0.8, "adagrad": 0.9}
 
 
@@ -125,30 +94,27 @@ def _offer_tables() -> Iterator[Offer]:
     for job_name, title in (("adam", "lazy_adam"), ("adagrad", "adagrad")):
         name = f"host_sparse_{title}"
         limits = {"torch sparse_adam": 0.5}, {f"torch sparse_{job_name}": _SPARSE_RATIOS[job_name]}
-        make = partial(_make_sparse, name, job_name)
-        yield Offer(name, make, list_targets(name, *limits))
+        yield Offer(name, partial(_make_sparse, job_name), list_targets(name, *limits))
     name = "host_all_rows_adam"
     yield Offer(name, _make_all_rows, list_targets(name, {}, {"torch to_dense, fused": 1.2}))
     name = "host_row_sums"
     yield Offer(name, _make_row_sums, list_targets(name, {"torch coalesce": 1.0}))
 
 
-def _make_sparse(name: str, job_name: str) -> Workload:
-    made = make_chosen(_TABLE_TASK, JOBS[job_name], _HOST, ("gpuopt", NUMPY_ALONE))
-    contenders = dict(made.contenders)
+def _make_sparse(job_name: str) -> Workload:
+    workload = _make(job_name, _TABLE_TASK, _HOST, ("gpuopt", NUMPY_ALONE))
+    contenders = dict(workload.contenders)
     for peer in dict.fromkeys((job_name, "adam")):
         found = make_chosen(_TABLE_TASK, JOBS[peer], _HOST, ("torch sparse",)).contenders
         contenders |= {f"torch sparse_{peer}": each for each in found.values()}
-    title = "LazyAdam" if job_name == "adam" else JOBS[job_name].title
-    what = f"{title} on {LOOKUPS:,} rows of a table of {TABLE[0]:,} x {TABLE[1]}"
-    return Workload(name, what, made.bytes_moved, contenders, settle=rest)
+    return replace(workload, contenders=contenders)
 
 
 def _make_all_rows() -> Workload:
     rows, values = draw_lookups()
-    ours = partial(make_our_sparse_step, partial(gpuopt.AdamOptimizer, RATE))
+    gradients = [[gpuopt.IndexedSlices(values, rows)]]
     contenders: dict[str, Step] = {
-        name: ours([np.ones(TABLE, np.float32)], [(values, rows)], compiled)
+        name: make_our_step(JOBS["adam"].ours, [np.ones(TABLE, np.float32)], gradients, compiled)
         for name, compiled in (("gpuopt", True), (NUMPY_ALONE, False))
     }
     if find_spec("torch") is not None:
@@ -165,14 +131,8 @@ def _make_all_rows() -> Workload:
             optimizer.step()
 
         contenders["torch to_dense, fused"] = step
-    return Workload(
-        "host_all_rows_adam",
-        f"TensorFlow's Adam, which updates all rows, for {LOOKUPS:,} rows of "
-        f"{TABLE[0]:,} x {TABLE[1]}",
-        TABLE[0] * TABLE[1] * 4 * 6,
-        contenders,
-        settle=rest,
-    )
+    what = f"TensorFlow's Adam, which updates all rows, for {_ROWS_OF_TABLE}"
+    return Workload(what, contenders, TABLE[0] * TABLE[1] * 4 * 6, settle=rest)
 
 
 def _make_row_sums() -> Workload:
@@ -194,13 +154,9 @@ def _make_row_sums() -> Workload:
         return sums
 
     contenders["numpy add.at"] = added_at
-    return Workload(
-        "host_row_sums",
-        f"Sums of repeated rows among {LOOKUPS:,} of {TABLE[1]} elements",
-        values.nbytes + np.unique(rows).size * TABLE[1] * 4,
-        contenders,
-        settle=rest,
-    )
+    what = f"Sums of repeated rows among {LOOKUPS:,} of {TABLE[1]} elements"
+    moved = values.nbytes + np.unique(rows).size * TABLE[1] * 4
+    return Workload(what, contenders, moved, settle=rest)
 
 
 # Options of gpuopt's optimizers, beside steps without them
@@ -210,33 +166,99 @@ _GROUPS = 40
 _PLAIN_SLOTS = "float32 slots"
 _PLAIN = "float32 variables and slots"
 _BFLOAT16 = ml_dtypes.bfloat16
+# Makes a contender of gradients, for variables of their shapes and types.
+_Way = Callable[[Sequence[Any]], Step]
 
 
 def _offer_options() -> Iterator[Offer]:
     for size in _LARGE:
-        name = f"average_adam_w_{size}"
-        ratios = {"torch clip, AdamW fused, lerp": 0.8}
-        ratios |= {"plain Adam": 1.75} if size == "16m" else {}
-        yield Offer(name, partial(_make_average, name, _SIZES[size]), list_targets(name, ratios))
-        name = f"clip_adam_w_{size}"
-        ratios = {"torch clip_grad_norm_, fused": 0.9}
-        ratios |= {"without clipping": 1.5} if size == "16m" else {}
-        yield Offer(name, partial(_make_clip, name, _SIZES[size]), list_targets(name, ratios))
-    name = "slot_bits_adam_16m"
-    ratios = {"bitsandbytes AdamW8bit": 0.5, _PLAIN_SLOTS: 2.5}
-    yield Offer(name, _make_slot_bits, list_targets(name, ratios))
+        task, is_one = _SIZES[size], size == "16m"
+        yield _offer(
+            f"average_adam_w_{size}",
+            f"AdamW with clip_norm and averages on {task.description}",
+            task.shapes,
+            # Gradients are read twice, the variable, its slots and its average read and written.
+            40,
+            {"torch clip, AdamW fused, lerp": 0.8} | ({"plain Adam": 1.75} if is_one else {}),
+            {
+                "gpuopt": _with(_adam_w, clip_norm=_CLIP_NORM, averages=_averages),
+                "plain Adam": _with(_adam),
+                "apply after it": partial(_step_and_average, clip_norm=_CLIP_NORM),
+            },
+            partial(_torch_clipped, "torch clip, AdamW fused, lerp", averaged=True),
+        )
+        yield _offer(
+            f"clip_adam_w_{size}",
+            f"AdamW with clip_norm on {task.description}",
+            task.shapes,
+            # Gradients are read twice.
+            32,
+            {"torch clip_grad_norm_, fused": 0.9} | ({"without clipping": 1.5} if is_one else {}),
+            {
+                "gpuopt": _with(_adam_w, clip_norm=_CLIP_NORM),
+                "without clipping": _with(_adam_w),
+                "clip_by_global_norm": _clip_and_step,
+            },
+            partial(_torch_clipped, "torch clip_grad_norm_, fused", averaged=False),
+        )
+    large = _SIZES["16m"].shapes
+    yield _offer(
+        "slot_bits_adam_16m",
+        f"Adam with slots in 8 bits on {2**24:,} elements",
+        large,
+        # Of each slot, a byte is read and written, and the scale of a block of 256.
+        4 + 2 * (4 + 1 + 1) + 4 * 4 / 256,
+        {"bitsandbytes AdamW8bit": 0.5, _PLAIN_SLOTS: 2.5},
+        {"gpuopt": _with(_adam, slot_bits=8), _PLAIN_SLOTS: _with(_adam)},
+        _bitsandbytes,
+    )
     for kind, (what, dtype, moved, limit, options) in _STORED.items():
-        name = f"{kind}_adam_16m"
-        make = partial(_make_stored, name, what, dtype, moved, options)
-        yield Offer(name, make, list_targets(name, {_PLAIN: limit}))
+        yield _offer(
+            f"{kind}_adam_16m",
+            f"Adam on {2**24:,} elements, {what}",
+            large,
+            moved,
+            {_PLAIN: limit},
+            {"gpuopt": partial(_step_of_type, dtype, options), _PLAIN: _with(_adam)},
+        )
     for which, (what, limit, shapes) in _ROW_WISE.items():
         name = f"host_row_wise_{which}"
         limits = {"Adagrad": limit}, {"Adagrad, numpy alone": limit}
-        yield Offer(name, partial(_make_row_wise, name, what, shapes), list_targets(name, *limits))
+        yield Offer(name, partial(_make_row_wise, what, shapes), list_targets(name, *limits))
     limits = {"one group": 1.05}, {"one group, numpy alone": 1.05}
     yield Offer("host_groups", _make_groups, list_targets("host_groups", *limits))
     append = list_targets("append_rows", {"copies of the arrays": 1.3})
     yield Offer("append_rows", _make_append_rows, append)
+
+
+def _offer(
+    name: str,
+    what: str,
+    shapes: Shapes,
+    bytes_moved: float,
+    ratios: Mapping[str, float],
+    ways: Mapping[str, _Way],
+    of_others: Callable[[Sequence[Any]], Mapping[str, Step]] = lambda _: {},
+) -> Offer:
+    """Offers steps with options beside steps without them.
+
+    Args:
+        name: The workload's name.
+        what: Its description.
+        shapes: The variables'.
+        bytes_moved: For each element.
+        ratios: The largest ratios to other contenders.
+        ways: gpuopt's steps.
+        of_others: Makes the steps of other libraries that are installed.
+    """
+
+    def make() -> Workload:
+        gradients = _draw_gradients(shapes)
+        contenders = {title: way(gradients) for title, way in ways.items()}
+        moved = round(bytes_moved * sum(gradient.size for gradient in gradients))
+        return Workload(what, {**contenders, **of_others(gradients)}, moved, settle=rest)
+
+    return Offer(name, make, list_targets(name, ratios))
 
 
 # What is stored: in words, the variables' type, the bytes moved for each parameter, the largest
@@ -278,25 +300,47 @@ def _draw_gradients(shapes: Shapes) -> list[np.ndarray]:
     return [rng.standard_normal(shape, np.float32) for shape in shapes]
 
 
-def _step(
-    optimizer: gpuopt.Optimizer,
-    gradients: Sequence[Any],
-    clip: Callable[[Sequence[Any]], Sequence[Any]] = list,
-    apart: gpuopt.ExponentialMovingAverage | None = None,
-) -> Step:
-    """Makes gpuopt's step of variables of the gradients' types."""
+_adam = partial(gpuopt.AdamOptimizer, RATE)
+_adam_w = partial(gpuopt.AdamWOptimizer, WEIGHT_DECAY * RATE, RATE)
+_averages = partial(gpuopt.ExponentialMovingAverage, _AVERAGE)
+
+
+def _with(make: Callable[..., gpuopt.Optimizer], **options: Any) -> _Way:
+    """Returns a way to make steps with options; what a callable makes is an optimizer's own."""
+
+    def way(gradients: Sequence[Any]) -> Step:
+        given = {key: value() if callable(value) else value for key, value in options.items()}
+        variables = [np.ones_like(gradient) for gradient in gradients]
+        return make_our_step(partial(make, **given), variables, [gradients])
+
+    return way
+
+
+def _step_of_type(dtype: Any, options: dict[str, Any], gradients: Sequence[Any]) -> Step:
+    return _with(_adam, **options)([gradient.astype(dtype) for gradient in gradients])
+
+
+def _step_and_average(gradients: Sequence[Any], **options: Any) -> Step:
     variables = [gpuopt.Variable(np.ones_like(gradient)) for gradient in gradients]
+    optimizer, averages = _adam_w(**options), _averages()
+    pairs = list(zip(gradients, variables, strict=True))
 
     def step() -> None:
-        optimizer.apply_gradients(list(zip(clip(gradients), variables, strict=True)))
-        if apart is not None:
-            apart.apply(variables)
+        optimizer.apply_gradients(pairs)
+        averages.apply(variables)
 
     return step
 
 
-def _adam_w(**options: Any) -> gpuopt.Optimizer:
-    return gpuopt.AdamWOptimizer(WEIGHT_DECAY * RATE, RATE, **options)
+def _clip_and_step(gradients: Sequence[Any]) -> Step:
+    variables = [gpuopt.Variable(np.ones_like(gradient)) for gradient in gradients]
+    optimizer = _adam_w()
+
+    def step() -> None:
+        clipped, _ = gpuopt.clip_by_global_norm(gradients, _CLIP_NORM)
+        optimizer.apply_gradients(list(zip(clipped, variables, strict=True)))
+
+    return step
 
 
 def _torch_clipped(title: str, gradients: Sequence[np.ndarray], averaged: bool) -> dict[str, Step]:
@@ -321,86 +365,21 @@ def _torch_clipped(title: str, gradients: Sequence[np.ndarray], averaged: bool) 
     return {title: step}
 
 
-def _make_average(name: str, task: Task) -> Workload:
-    gradients = _draw_gradients(task.shapes)
-    averages, apart = (gpuopt.ExponentialMovingAverage(_AVERAGE) for _ in range(2))
-    contenders = {
-        "gpuopt": _step(_adam_w(clip_norm=_CLIP_NORM, averages=averages), gradients),
-        "plain Adam": _step(gpuopt.AdamOptimizer(RATE), gradients),
-        "apply after it": _step(_adam_w(clip_norm=_CLIP_NORM), gradients, apart=apart),
-        **_torch_clipped("torch clip, AdamW fused, lerp", gradients, averaged=True),
-    }
-    # Gradients are read twice, the variable, its slots and its average read and written.
-    moved = 4 * task.num_parameters * 10
-    what = f"AdamW with clip_norm and averages on {task.description}"
-    return Workload(name, what, moved, contenders, settle=rest)
+def _bitsandbytes(gradients: Sequence[np.ndarray]) -> dict[str, Step]:
+    if find_spec("bitsandbytes") is None:
+        return {}
+    import bitsandbytes
+    import torch
+
+    [gradient] = gradients
+    parameter = torch.nn.Parameter(torch.ones(gradient.size))
+    parameter.grad = torch.from_numpy(gradient)
+    theirs = bitsandbytes.optim.AdamW8bit([parameter], lr=RATE, weight_decay=0.0)
+    return {"bitsandbytes AdamW8bit": theirs.step}
 
 
-def _make_clip(name: str, task: Task) -> Workload:
-    gradients = _draw_gradients(task.shapes)
-    contenders = {
-        "gpuopt": _step(_adam_w(clip_norm=_CLIP_NORM), gradients),
-        "without clipping": _step(_adam_w(), gradients),
-        "clip_by_global_norm": _step(
-            _adam_w(), gradients, lambda given: gpuopt.clip_by_global_norm(given, _CLIP_NORM)[0]
-        ),
-        **_torch_clipped("torch clip_grad_norm_, fused", gradients, averaged=False),
-    }
-    # Gradients are read twice.
-    moved = 4 * task.num_parameters * 8
-    what = f"AdamW with clip_norm on {task.description}"
-    return Workload(name, what, moved, contenders, settle=rest)
-
-
-def _make_slot_bits() -> Workload:
-    size = math.prod(_SIZES["16m"].shapes[0])
-    gradients = _draw_gradients(_SIZES["16m"].shapes)
-    optimizers = {
-        "gpuopt": gpuopt.AdamOptimizer(RATE, slot_bits=8),
-        _PLAIN_SLOTS: gpuopt.AdamOptimizer(RATE),
-    }
-    contenders = {name: _step(optimizer, gradients) for name, optimizer in optimizers.items()}
-    for step in contenders.values():
-        step()
-    state_bytes = {
-        name: sum(each.size * each.dtype.itemsize for each in optimizer.variables())
-        for name, optimizer in optimizers.items()
-    }
-    if find_spec("bitsandbytes") is not None:
-        import bitsandbytes
-        import torch
-
-        parameter = torch.nn.Parameter(torch.ones(size))
-        parameter.grad = torch.from_numpy(gradients[0])
-        theirs = bitsandbytes.optim.AdamW8bit([parameter], lr=RATE, weight_decay=0.0)
-        contenders["bitsandbytes AdamW8bit"] = theirs.step
-    return Workload(
-        "slot_bits_adam_16m",
-        f"Adam with slots in 8 bits on {size:,} elements; the memory is that of the state",
-        # Of each slot, a byte is read and written, and the scale of a block of 256.
-        size * (4 + 2 * (4 + 1 + 1)) + 4 * (size // 256 * 4),
-        contenders,
-        peak_extra_bytes=state_bytes,
-    )
-
-
-def _make_stored(
-    name: str, what: str, dtype: Any, bytes_moved: int, options: dict[str, Any]
-) -> Workload:
-    [gradient] = _draw_gradients(_SIZES["16m"].shapes)
-    return Workload(
-        name,
-        f"Adam on {gradient.size:,} elements, {what}",
-        gradient.size * bytes_moved,
-        {
-            "gpuopt": _step(gpuopt.AdamOptimizer(RATE, **options), [gradient.astype(dtype)]),
-            _PLAIN: _step(gpuopt.AdamOptimizer(RATE), [gradient]),
-        },
-    )
-
-
-def _make_row_wise(name: str, what: str, shapes: Shapes) -> Workload:
-    task = Task(name, what, shapes)
+def _make_row_wise(what: str, shapes: Shapes) -> Workload:
+    task = Task("row_wise", what, shapes)
     contenders: dict[str, Step] = {}
     for title, ours in (
         ("gpuopt", lambda: gpuopt.RowWiseAdagradOptimizer(RATE)),
@@ -413,7 +392,7 @@ def _make_row_wise(name: str, what: str, shapes: Shapes) -> Workload:
         }
     # A step reads and writes the weights, and reads the gradient.
     moved = 3 * 4 * task.num_parameters
-    return Workload(name, f"Row-wise Adagrad on {what}", moved, contenders, settle=rest)
+    return Workload(f"Row-wise Adagrad on {what}", contenders, moved, settle=rest)
 
 
 def _make_groups() -> Workload:
@@ -422,13 +401,8 @@ def _make_groups() -> Workload:
     for title, num_groups in (("gpuopt", _GROUPS), ("one group", 1)):
         for name, compiled in ((title, True), (f"{title}, numpy alone", False)):
             contenders[name] = _make_groups_step(task.shapes, num_groups, compiled)
-    return Workload(
-        "host_groups",
-        f"AdamW with {_GROUPS} parameter groups on {task.description}",
-        4 * task.num_parameters * 7,
-        contenders,
-        settle=rest,
-    )
+    what = f"AdamW with {_GROUPS} parameter groups on {task.description}"
+    return Workload(what, contenders, 4 * task.num_parameters * 7, settle=rest)
 
 
 def _make_groups_step(shapes: Shapes, num_groups: int, compiled: bool) -> Step:
@@ -442,7 +416,7 @@ def _make_groups_step(shapes: Shapes, num_groups: int, compiled: bool) -> Step:
     ]
     optimizer = _adam_w(groups=groups)
     pairs = list(zip(gradients, variables, strict=True))
-    return make_our_step(optimizer, partial(optimizer.apply_gradients, pairs), compiled)
+    return make_contender(optimizer, partial(optimizer.apply_gradients, pairs), compiled)
 
 
 def _make_append_rows() -> Workload:
@@ -464,10 +438,9 @@ def _make_append_rows() -> Workload:
         copy_arrays()
 
     return Workload(
-        "append_rows",
         f"{more:,} rows appended to {height:,} x {width} with Adam's slots",
-        2 * 3 * 4 * height * width,
         {"gpuopt": lambda: rows.append(values), "copies of the arrays": copy_arrays},
+        2 * 3 * 4 * height * width,
         settle=remove_again,
     )
 
@@ -549,15 +522,12 @@ def offer_gpu_workloads(
 ) -> Iterator[Offer]:
     """Yields the workloads on a GPU whose names match the pattern."""
     for job_name, task in _list_gpu_tasks(sizes or Sizes()):
-        job = JOBS[job_name]
-        is_lazy = bool(task.lookups) and job_name == "adam"
-        title = "LazyAdam" if is_lazy else job.title
-        name = f"gpu_{'sparse_' if task.lookups else ''}{title.lower()}{task.name}"
+        title = f"sparse_{job_name.replace('adam', 'lazyadam')}" if task.lookups else job_name
+        name = f"gpu_{title}{task.name}"
         if fnmatch(name, pattern):
-            what = f"{title} on {task.description}"
-            make = partial(_make_on_gpu, name, what, job, task, place)
+            make = partial(_make, job_name, task, place, _GPU_CONTENDERS)
             targets = [each for each in GPU_TARGETS if each.workload == name]
-            yield Offer(name, make, targets, _count_needed_bytes(job, task))
+            yield Offer(name, make, targets, _count_needed_bytes(job_name, task))
 
 
 def _list_gpu_tasks(sizes: Sizes) -> Iterator[tuple[str, Task]]:
@@ -594,16 +564,8 @@ def _list_gpu_tasks(sizes: Sizes) -> Iterator[tuple[str, Task]]:
         )
 
 
-def _make_on_gpu(name: str, what: str, job: Job, task: Task, place: Place) -> Workload:
-    made = make_chosen(task, job, place, _GPU_CONTENDERS)
-    operations = None if task.lookups else len(task.shapes)
-    return Workload(
-        name, what, made.bytes_moved, made.contenders, operations, left_out=made.left_out
-    )
-
-
-def _count_needed_bytes(job: Job, task: Task) -> int:
-    of_each = 1 + len(job.state)
+def _count_needed_bytes(job_name: str, task: Task) -> int:
+    of_each = 1 + len(JOBS[job_name].state)
     if task.lookups:
         return 4 * task.num_parameters * _MOST_SPARSE * of_each
     arrays = _MOST_DENSE * of_each + task.gradient_sets + _TEMPORARIES

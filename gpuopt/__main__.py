@@ -18,6 +18,7 @@ from gpuopt import environment, show
 from gpuopt.backends import backend_for
 from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.bench import command as bench
+from gpuopt.bench.contenders import ContenderError
 from gpuopt.bench.results import ResultsError
 from gpuopt.bench.workloads import DTYPES
 from gpuopt.demo.settings import DEFAULT_NAMES, NAMES
@@ -150,7 +151,7 @@ def _run_show(options: argparse.Namespace, words: Sequence[str]) -> int:
 def _run_bench(options: argparse.Namespace) -> int:
     try:
         return bench.run(options, options.device)
-    except ResultsError as error:
+    except (ContenderError, ResultsError) as error:
         print(f"gpuopt bench: {error}", file=sys.stderr)
         return 2
 

@@ -21,7 +21,7 @@ from gpuopt.bench.compare import (
     find_missing,
     list_advice,
 )
-from gpuopt.bench.contenders import StepMaker
+from gpuopt.bench.contenders import ContenderError, StepMaker
 from gpuopt.bench.jobs import JOBS
 from gpuopt.bench.machine import describe_machine
 from gpuopt.bench.measure import Bench, measure, prepare
@@ -171,6 +171,7 @@ def run(options: argparse.Namespace, device: Device) -> int:
 
     Raises:
         KeyboardInterrupt: Ctrl-C; the files that were asked for have what was measured until then.
+        ContenderError: a user's own contender has failed; the same holds for files.
         OSError: a file cannot be written.
         ResultsError: a file to compare with cannot be read, or is none of results.
     """
@@ -190,7 +191,7 @@ def run(options: argparse.Namespace, device: Device) -> int:
         new = _begin(bench)
         try:
             _run_all(console, bench, options, new)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ContenderError):
             _keep(new, options)
             raise
     print_growth(console, new.runs)
@@ -232,7 +233,7 @@ def _write(results: Results, options: argparse.Namespace) -> None:
 
 
 def _keep(results: Results, options: argparse.Namespace) -> None:
-    """Writes the runs that were measured before Ctrl-C, and says so."""
+    """Writes the runs that were measured before the end, and says so."""
     files = [str(path) for path in (options.json, options.html) if path]
     if results.runs and files:
         _write(results, options)
@@ -278,6 +279,9 @@ def _import_contender(text: str) -> tuple[str, StepMaker]:
         maker = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} cannot be imported: {error}") from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be imported: {reason}") from error
     if not callable(maker):
         raise argparse.ArgumentTypeError(f"{text!r} is no function, but {type(maker).__name__}")
     return text, maker

@@ -58,7 +58,7 @@ class Comparison(NamedTuple):
     Attributes:
         run: The run's name.
         contender: Its name.
-        caches: "warm" or "cold".
+        caches: "warm" or "cold"; or the kind of another benchmark's times.
         ratio: The new median divided by the old one.
         interval: Where this is.
         verdict: By the rule above.
@@ -83,7 +83,8 @@ def compare_results(new: Results, old: Results, tolerance: float = TOLERANCE) ->
         if name in old.runs
         for contender in run.contenders
         if contender in old.runs[name].contenders
-        for caches in ("warm", "cold")
+        for caches in run.kinds
+        if caches in old.runs[name].kinds
     ]
     # Two medians of each pair, and two of the copies of each run.
     num_intervals = 2 * len(pairs) + 2 * len({name for name, _, _ in pairs})
@@ -93,7 +94,7 @@ def compare_results(new: Results, old: Results, tolerance: float = TOLERANCE) ->
     comparisons = []
     for name, contender, caches in pairs:
         fresh, earlier = (
-            getattr(results.runs[name].contenders[contender], caches) for results in (new, old)
+            results.runs[name].contenders[contender].times[caches] for results in (new, old)
         )
         samples = fresh.samples_ms, earlier.samples_ms
         interval = find_ratio(*samples, miss)
@@ -127,7 +128,7 @@ def list_advice(comparisons: Sequence[Comparison], new: Results) -> list[str]:
             rounds = max(settled)
             seconds = ""
             if run.seconds is not None:
-                seconds = f" --seconds {math.ceil(run.seconds / len(run.copy_ms) * rounds)}"
+                seconds = f" --seconds {math.ceil(run.seconds / run.rounds * rounds)}"
             advice.append(f"AMBIGUOUS: {name}: time both with --rounds {rounds}{seconds}")
     return advice
 

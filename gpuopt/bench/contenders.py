@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import gpuopt
@@ -16,10 +18,13 @@ from gpuopt.bench.jobs import Job
 _COMPILED = "GPUOPT_COMPILED"
 # Weights; every contender updates them in place, torch included.
 Arrays = Sequence[Any]
-# Sets of gradients of all weights. Each step uses the next set, in a cycle.
-GradientSets = Sequence[Arrays]
-# Sparse gradients, one for each table: (values, rows).
-Lookups = Sequence[tuple[Any, Any]]
+# Sets of gradients of all weights; that of a table may be IndexedSlices. Each step uses the next
+# set, in a cycle.
+GradientSets = Sequence[Sequence[Any]]
+
+
+class ContenderError(Exception):
+    """A user's own contender has failed: names it, its error, and the line where it failed."""
 
 
 @dataclass(frozen=True)
@@ -65,47 +70,55 @@ def make_users_step(
     """Makes the step of a user's own optimizer.
 
     Raises:
-        TypeError: `make` does not return a function.
+        ContenderError: `make` fails, or returns no function. The step raises it, too.
     """
-    step = make(weights, gradients)
-    if not callable(step):
-        raise TypeError(
-            f"{name} must return a function that makes a step, and returned {type(step).__name__}"
+    try:
+        own_step = make(weights, gradients)
+    except Exception as error:
+        raise _name_failure(name, error) from error
+    if not callable(own_step):
+        raise ContenderError(
+            f"{name} must return a function that makes a step, and returned "
+            f"{type(own_step).__name__}"
         )
+
+    def step() -> None:
+        try:
+            own_step()
+        except Exception as error:
+            raise _name_failure(name, error) from error
+
     return Contender(step, None)
 
 
-def make_our_dense_step(
-    job: Job, weights: Arrays, gradients: GradientSets, compiled: bool = True
+def _name_failure(name: str, error: Exception) -> ContenderError:
+    *_, last = traceback.extract_tb(error.__traceback__)
+    where = f"{last.filename}, line {last.lineno}"
+    return ContenderError(f"{name} failed in {where}: {type(error).__name__}: {error}")
+
+
+def make_our_step(
+    make: Callable[[], gpuopt.Optimizer],
+    weights: Arrays,
+    gradients: GradientSets,
+    compiled: bool = True,
 ) -> Contender:
     """Makes gpuopt's step.
 
     Args:
-        job: The optimizer.
+        make: Makes the optimizer.
         weights: The variables' arrays, which are updated in place.
         gradients: Their gradients.
         compiled: Whether rules may be compiled, for arrays in host memory.
     """
     variables = [gpuopt.Variable(weight, copy=False) for weight in weights]
-    optimizer = job.ours()
+    optimizer = make()
     sets = cycle(gradients)
 
     def step() -> None:
         optimizer.apply_gradients(list(zip(next(sets), variables, strict=True)))
 
-    return make_our_step(optimizer, step, compiled)
-
-
-def make_our_sparse_step(
-    make: Callable[[], gpuopt.Optimizer], tables: Arrays, lookups: Lookups, compiled: bool = True
-) -> Contender:
-    """Makes gpuopt's step of tables by sparse gradients; see `make_our_dense_step`."""
-    optimizer = make()
-    pairs = [
-        (gpuopt.IndexedSlices(values, rows), gpuopt.Variable(table, copy=False))
-        for table, (values, rows) in zip(tables, lookups, strict=True)
-    ]
-    return make_our_step(optimizer, lambda: optimizer.apply_gradients(pairs), compiled)
+    return make_contender(optimizer, step, compiled)
 
 
 @contextmanager
@@ -122,8 +135,8 @@ def compiled_as_now() -> Iterator[None]:
         environment.forget()
 
 
-def make_our_step(optimizer: gpuopt.Optimizer, step: Step, compiled: bool) -> Contender:
-    """Makes a contender of a step of gpuopt's; see `make_our_dense_step`."""
+def make_contender(optimizer: gpuopt.Optimizer, step: Step, compiled: bool) -> Contender:
+    """Makes a contender of a step of gpuopt's; see `make_our_step`."""
 
     def choose() -> None:
         os.environ[_COMPILED] = "1" if compiled else "0"
@@ -136,9 +149,7 @@ def make_our_step(optimizer: gpuopt.Optimizer, step: Step, compiled: bool) -> Co
     return Contender(step, state, choose, is_ours=True)
 
 
-def make_elementwise_dense_step(
-    job: Job, xp: Any, weights: Arrays, gradients: GradientSets
-) -> Contender:
+def make_elementwise_step(job: Job, xp: Any, weights: Arrays, gradients: GradientSets) -> Contender:
     """Makes a step of one kernel for each parameter, as Thinc and Chainer have it."""
     inputs = ", ".join(f"T {name}" for name in ("grad", *job.elementwise.scalars))
     outputs = ", ".join(f"T {name}" for name in ("w", *job.state))
@@ -150,11 +161,24 @@ def make_elementwise_dense_step(
     return _make_step_one_by_one(job, xp, weights, gradients, update)
 
 
-def make_naive_dense_step(job: Job, xp: Any, weights: Arrays, gradients: GradientSets) -> Contender:
-    """Makes a step by the formula in array operations."""
+def make_naive_step(job: Job, xp: Any, weights: Arrays, gradients: GradientSets) -> Contender:
+    """Makes a step by the formula in array operations.
+
+    Repeated rows of a table are summed by `unique`; its rows are copied, and written back.
+    """
 
     def update(w: Any, g: Any, state: Arrays, scalars: Sequence[float]) -> None:
-        job.formula(w, g, *state, *scalars)
+        if not isinstance(g, gpuopt.IndexedSlices):
+            job.formula(w, g, *state, *scalars)
+            return
+        arrays = [w, *state]
+        unique, inverse = xp.unique(g.indices, return_inverse=True)
+        sums = xp.zeros((unique.size, g.values.shape[1]), dtype=g.values.dtype)
+        xp.add.at(sums, inverse.reshape(-1), g.values)
+        weight, *of_rows = (array[unique] for array in arrays)
+        job.formula(weight, sums, *of_rows, *scalars)
+        for array, taken in zip(arrays, (weight, *of_rows), strict=True):
+            array[unique] = taken
 
     return _make_step_one_by_one(job, xp, weights, gradients, update)
 
@@ -162,7 +186,10 @@ def make_naive_dense_step(job: Job, xp: Any, weights: Arrays, gradients: Gradien
 def _make_step_one_by_one(
     job: Job, xp: Any, weights: Arrays, gradients: GradientSets, update: Callable[..., None]
 ) -> Contender:
-    states = [_make_state(job, xp, weight) for weight in weights]
+    states = [
+        [xp.full(weight.shape, value, dtype=weight.dtype) for value in job.state.values()]
+        for weight in weights
+    ]
     sets = cycle(gradients)
     t = 0
 
@@ -174,34 +201,3 @@ def _make_step_one_by_one(
             update(w, g, state, scalars)
 
     return Contender(step, lambda: [array for state in states for array in state])
-
-
-def _make_state(job: Job, xp: Any, weight: Any) -> list[Any]:
-    return [xp.full(weight.shape, value, dtype=weight.dtype) for value in job.state.values()]
-
-
-def make_naive_sparse_step(job: Job, xp: Any, tables: Arrays, lookups: Lookups) -> Contender:
-    """Makes a step that sums repeated rows by `unique`, copies the rows, and writes them back."""
-    states = [_make_state(job, xp, table) for table in tables]
-    t = 0
-
-    def step() -> None:
-        nonlocal t
-        t += 1
-        for table, of_table, (values, rows) in zip(tables, states, lookups, strict=True):
-            arrays = [table, *of_table]
-            unique, inverse = xp.unique(rows, return_inverse=True)
-            sums = xp.zeros((unique.size, values.shape[1]), dtype=values.dtype)
-            xp.add.at(sums, inverse.reshape(-1), values)
-            weight, *state = (array[unique] for array in arrays)
-            job.formula(weight, sums, *state, *job.scalars(t))
-            for array, taken in zip(arrays, (weight, *state), strict=True):
-                array[unique] = taken
-
-    return Contender(step, lambda: [array for state in states for array in state])
-
-
-def cycle(sets: GradientSets) -> Iterator[Sequence[Any]]:
-    """Yields the sets of gradients in turn, for ever."""
-    while True:
-        yield from sets

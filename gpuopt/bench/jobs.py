@@ -10,6 +10,7 @@ import numpy as np
 import gpuopt
 
 RATE, BETA1, BETA2, EPSILON, DECAY = 1e-3, 0.9, 0.999, 1e-8, 0.9
+_RMS_EPSILON = 1e-10
 # Times the learning rate, as in torch and optax.
 WEIGHT_DECAY = 0.01
 
@@ -24,6 +25,10 @@ class Place(NamedTuple):
 
     xp: Any
     torch_device: str
+
+    @property
+    def on_host(self) -> bool:
+        return self.torch_device == "cpu"
 
 
 class Elementwise(NamedTuple):
@@ -84,6 +89,17 @@ def _adagrad(w: Any, g: Any, n: Any, rate: float) -> None:
     w -= rate * g / np.sqrt(n)
 
 
+def _rms_prop(w: Any, g: Any, r: Any, b: Any, *scalars: float) -> None:
+    rate, decay, momentum, epsilon = scalars
+    r += (1 - decay) * (g**2 - r)
+    b[...] = momentum * b + rate * g / np.sqrt(r + epsilon)
+    w -= b
+
+
+def _sgd(w: Any, g: Any, rate: float) -> None:
+    w -= rate * g
+
+
 def _adam_scalars(t: int) -> list[float]:
     step_size = float(RATE * np.sqrt(1 - BETA2**t) / (1 - BETA1**t))
     return [step_size, 1 - BETA1, 1 - BETA2, EPSILON]
@@ -140,4 +156,36 @@ JOBS: Mapping[str, Job] = {
         Elementwise(["rate"], "n += grad * grad; w -= rate * grad / sqrt(n);"),
         _adagrad,
     ),
+    # torch's begins with averages of 0, and adds epsilon after the root.
+    "rms_prop": Job(
+        "RMSProp with momentum",
+        {"r": 1.0, "b": 0.0},
+        lambda: gpuopt.RMSPropOptimizer(RATE, DECAY, BETA1, _RMS_EPSILON),
+        lambda torch, p, form: torch.optim.RMSprop(p, RATE, DECAY, momentum=BETA1, **form),
+        lambda optax: optax.rmsprop(RATE, DECAY, initial_scale=1.0, momentum=BETA1),
+        lambda t: [RATE, DECAY, BETA1, _RMS_EPSILON],
+        Elementwise(
+            ["rate", "decay", "momentum", "epsilon"],
+            "r += (1 - decay) * (grad * grad - r);"
+            "b = momentum * b + rate * grad / sqrt(r + epsilon);"
+            "w -= b;",
+        ),
+        _rms_prop,
+    ),
+    "sgd": Job(
+        "Gradient descent",
+        {},
+        lambda: gpuopt.GradientDescentOptimizer(RATE),
+        lambda torch, p, form: torch.optim.SGD(p, RATE, **form),
+        lambda optax: optax.sgd(RATE),
+        lambda t: [RATE],
+        Elementwise(["rate"], "w -= rate * grad;"),
+        _sgd,
+    ),
 }
+# What gradients of some rows are for: Adam's own updates all rows.
+LAZY_ADAM = JOBS["adam"]._replace(
+    title="LazyAdam",
+    ours=lambda: gpuopt.LazyAdamOptimizer(RATE),
+    torch=lambda torch, p, form: torch.optim.SparseAdam(p, RATE),
+)

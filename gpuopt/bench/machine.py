@@ -9,28 +9,12 @@ import subprocess
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from gpuopt.backends.cpu.compiler import compiler
 from gpuopt.backends.cpu.threads import num_threads, share_out
-
-# Larger than the caches of most CPUs.
-_COPY_BYTES = 256 * 2**20
-
-
-def measure_copy_bandwidth(rounds: int = 15) -> float:
-    """Measures the bandwidth of copies in memory, in bytes read and written a second."""
-    copy = make_host_copy(_COPY_BYTES)
-    times = []
-    for _ in range(rounds):
-        started = perf_counter()
-        copy()
-        times.append(perf_counter() - started)
-    return 2 * _COPY_BYTES / median(times)
 
 
 def make_host_copy(num_bytes: int) -> Callable[[], object]:

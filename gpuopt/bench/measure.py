@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from gpuopt.bench.jobs import Place
 from gpuopt.bench.machine import count_free_bytes, make_host_copy
 from gpuopt.bench.memory import measure_gpu_peak, measure_host_peak
 from gpuopt.bench.profiler import count_calls, count_our_calls
-from gpuopt.bench.results import Figures, Run, summarize, warn_of_spread
-from gpuopt.bench.sampling import Samples, take_samples
+from gpuopt.bench.results import Run, make_figures, warn_of_spread
+from gpuopt.bench.sampling import take_samples
 from gpuopt.bench.slowdowns import (
     GpuThrottling,
     compare_counters,
@@ -66,7 +66,7 @@ class Bench:
 
     @property
     def on_gpu(self) -> bool:
-        return self.place.torch_device != "cpu"
+        return not self.place.on_host
 
     def watch_throttling(self) -> GpuThrottling | None:
         """Makes what sees whether a GPU is throttled while it is timed."""
@@ -151,17 +151,22 @@ def measure(
         )
         rounds_took = perf_counter() - started
         kept = {name: _measure_kept(bench, each) for name, each in made.contenders.items()}
+    uncounted = {name: str(why) for name, each in kept.items() if (why := each.pop("why", None))}
     warnings += compare_counters(before, read_counters(), perf_counter() - started)
     if throttling is not None:
         warnings += throttling.explain()
-    copy_ms = samples.pop(_COPY).cold
+    copy_ms = samples.pop(_COPY)["cold"]
     warnings += find_drift(copy_ms)
     copy_gb_per_s = bench.copy_bytes / median(copy_ms) / 1e6
     contenders = {
-        name: _make_figures(samples[name], kept[name], made.bytes_moved, copy_gb_per_s)
-        for name in made.contenders
+        name: make_figures(samples[name], made.bytes_moved, copy_gb_per_s, **of_one)
+        for name, of_one in kept.items()
     }
-    noisy = [name for name, figures in contenders.items() if _is_noisy(figures)]
+    noisy = [
+        name
+        for name, each in contenders.items()
+        if each.times["warm"].is_noisy or each.times["cold"].is_noisy
+    ]
     if noisy:
         warnings.append(warn_of_spread(noisy))
     return Run(
@@ -176,53 +181,25 @@ def measure(
         contenders,
         made.left_out,
         warnings,
-        {name: each.why_uncounted for name, each in kept.items() if each.why_uncounted},
+        uncounted,
         round(rounds_took, 3),
     )
 
 
-class _Kept(NamedTuple):
-    """A contender's figures that are no times."""
-
-    state_bytes: int | None
-    peak_extra_bytes: int | None
-    launches: int | None = None
-    waits: int | None = None
-    why_uncounted: str | None = None
-
-
-def _measure_kept(bench: Bench, contender: Contender) -> _Kept:
+def _measure_kept(bench: Bench, contender: Contender) -> dict[str, Any]:
+    """Measures the figures that are no times; "why" launches are not counted."""
     contender.prepare()
     if not bench.on_gpu:
         peak = measure_host_peak(contender.step)
-        return _Kept(contender.count_state_bytes(), peak)
+        return {"peak_extra_bytes": peak, "state_bytes": contender.count_state_bytes()}
     if contender.finish is not None:
-        return _Kept(contender.count_state_bytes(), None, why_uncounted=_OUT_OF_SIGHT)
+        return {"state_bytes": contender.count_state_bytes(), "why": _OUT_OF_SIGHT}
     count = count_our_calls if contender.is_ours else count_calls
     calls = count(contender.step, bench.clock)
+    counted = {"why": calls} if isinstance(calls, str) else calls._asdict()
     peak = measure_gpu_peak(contender.step, bench.clock, bench.place.xp)
-    state_bytes = contender.count_state_bytes()
-    if isinstance(calls, str):
-        return _Kept(state_bytes, peak, why_uncounted=calls)
-    return _Kept(state_bytes, peak, *calls)
-
-
-def _make_figures(samples: Samples, kept: _Kept, bytes_moved: int, copy_gb_per_s: float) -> Figures:
-    cold = summarize(samples.cold)
-    gb_per_s = bytes_moved / cold.median_ms / 1e6
-    share = gb_per_s / copy_gb_per_s
-    return Figures(
-        summarize(samples.warm),
-        cold,
-        round(gb_per_s, 6),
-        round(share, 6),
-        kept.state_bytes,
-        kept.peak_extra_bytes,
-        kept.launches,
-        kept.waits,
-        summarize(samples.cold_dirty) if samples.cold_dirty else None,
-    )
-
-
-def _is_noisy(figures: Figures) -> bool:
-    return figures.warm.is_noisy or figures.cold.is_noisy
+    return {
+        "peak_extra_bytes": peak,
+        "state_bytes": contender.count_state_bytes(),
+        **counted,
+    }

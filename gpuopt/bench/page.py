@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from string import Template
 
 from gpuopt.atomic_file import replace_file
+from gpuopt.bench.columns import list_columns
 from gpuopt.bench.plots import COLORS, draw_bars, draw_curves
-from gpuopt.bench.results import Results, Run, list_curves, name_optimizer
+from gpuopt.bench.results import Results, Run, describe_run, list_curves, to_json
 
-_HEADINGS = (
-    *("", "warm, then cold", "warm ms", "cold ms", "gpuopt / its"),
-    *("GB/s", "of copy", "state MB", "peak MB"),
-)
-_COUNTS = ("launches", "waits")
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -44,7 +39,8 @@ dl { display: grid; grid-template-columns: auto 1fr; gap: 0 1rem; }
 dt { font-weight: 600; } dd { margin: 0; }
 svg { display: block; max-width: 100%; height: auto; } svg.bars { width: 12rem; }
 svg text { fill: var(--faint); font-size: 12px; } .axis { stroke: var(--line); }
-.warm { fill: var(--c0); } .cold { fill: var(--c1); } .spread { stroke: var(--ink); }
+.bar0 { fill: var(--c0); } .bar1 { fill: var(--c1); } .bar2 { fill: var(--c2); }
+.spread { stroke: var(--ink); }
 $classes
 </style>
 </head>
@@ -81,7 +77,7 @@ def make_page(results: Results) -> str:
         _make_list("Not run", results.not_run),
     ]
     # "<" would end the script where a name contains "</script>".
-    data = json.dumps(asdict(results)).replace("<", "\\u003c")
+    data = json.dumps(to_json(results)).replace("<", "\\u003c")
     return _PAGE.substitute(
         device=escape(results.device),
         light="".join(f"--c{i}: {light}; " for i, (light, _) in enumerate(COLORS)),
@@ -107,7 +103,7 @@ def _make_curve(name: str, runs: list[Run], colors: Mapping[str, int]) -> str:
         contender: [
             (float(run.at), cost)
             for run in runs
-            if run.at and (cost := run.cost_ns(contender)) is not None
+            if run.at and (cost := run.cost_ns(run.contenders.get(contender))) is not None
         ]
         for contender in dict.fromkeys(each for run in runs for each in run.contenders)
     }
@@ -121,38 +117,28 @@ def _make_curve(name: str, runs: list[Run], colors: Mapping[str, int]) -> str:
 
 
 def _make_run(name: str, run: Run) -> str:
-    longest = max(
-        times.p90_ms for each in run.contenders.values() for times in (each.warm, each.cold)
+    longest = max(each.times[kind].p90_ms for each in run.contenders.values() for kind in run.kinds)
+    columns = [each for each in list_columns(run) if each.part != "deciles"]
+    headings = "".join(
+        f"<th>{heading}</th>"
+        for heading in (
+            "",
+            ", then ".join(run.kinds),
+            *(each.heading.replace("\n", " ") for each in columns),
+        )
     )
-    shown = (*_HEADINGS, *(_COUNTS if run.counts_launches else ()))
-    headings = "".join(f"<th>{heading}</th>" for heading in shown)
     rows = "".join(
-        "<tr>" + "".join(f"<td>{cell}</td>" for cell in _make_cells(run, contender, longest))
-        for contender in run.contenders
+        f"<tr><td>{escape(contender)}</td><td>{draw_bars(figures.times, run.kinds, longest)}</td>"
+        + "".join(f"<td>{column.write(figures)}</td>" for column in columns)
+        for contender, figures in run.contenders.items()
     )
     notes = "".join(f"<li>{escape(note)}</li>" for note in run.notes)
+    copies = "" if run.copy_gb_per_s is None else f"; copies reach {run.copy_gb_per_s:.4g} GB/s"
     return (
-        f"{_make_heading(name)}<p>{name_optimizer(name, run)}, {escape(run.description)}; "
-        f"copies reach {run.copy_gb_per_s:.4g} GB/s</p>"
+        f"{_make_heading(name)}<p>{escape(describe_run(name, run))}{copies}</p>"
         f'<div class="wide"><table><tr>{headings}</tr>{rows}</table></div>'
         f"<ul>{notes}</ul>"
     )
-
-
-def _make_cells(run: Run, contender: str, longest: float) -> Iterator[str]:
-    figures, ours = run.contenders[contender], run.contenders.get("gpuopt")
-    yield escape(contender)
-    yield draw_bars(figures.warm, figures.cold, longest)
-    for number in (figures.warm.median_ms, figures.cold.median_ms):
-        yield f"{number:.4g}"
-    yield f"{ours.warm.median_ms / figures.warm.median_ms:.2f}" if ours else ""
-    yield f"{figures.gb_per_s:.4g}"
-    yield f"{figures.share_of_copy:.0%}"
-    for num_bytes in (figures.state_bytes, figures.peak_extra_bytes):
-        yield "" if num_bytes is None else f"{num_bytes / 1e6:.1f}"
-    if run.counts_launches:
-        for count in (figures.launches, figures.waits):
-            yield "" if count is None else str(count)
 
 
 def _make_heading(name: str) -> str:

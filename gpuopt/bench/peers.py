@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
-from gpuopt.bench.contenders import Arrays, Contender, GradientSets, Lookups, cycle
+import gpuopt
+from gpuopt.bench.contenders import Arrays, Contender, GradientSets
 from gpuopt.bench.jobs import BETA1, BETA2, EPSILON, RATE, Job, Place
 
 TORCH_FORMS: Mapping[str, Mapping[str, bool]] = {
@@ -26,33 +28,42 @@ REQUIREMENTS: Mapping[str, str] = {
 _CUDA_13 = 13000
 
 
-def make_torch_dense_step(
-    job: Job, weights: Arrays, gradients: GradientSets, form: Mapping[str, bool]
+def make_torch_step(
+    make: Callable[[Any, Any], Any], weights: Arrays, gradients: GradientSets
 ) -> Contender:
     """Makes torch's step on the same memory.
 
     Args:
-        job: The optimizer.
+        make: Makes the optimizer from (torch, parameters).
         weights: The parameters' arrays, which are updated in place.
         gradients: Their gradients.
-        form: The implementation that torch's optimizer is asked for: `{"fused": True}`.
     """
     import torch
 
+    def read(gradient: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
+        if not isinstance(gradient, gpuopt.IndexedSlices):
+            tensor = _to_torch(gradient)
+            return lambda: tensor
+        rows, values = torch.from_dlpack(gradient.indices)[None], _to_torch(gradient.values)
+        # New tensors in each step: torch marks a tensor whose rows are summed, and skips the work.
+        return lambda: torch.sparse_coo_tensor(rows, values, shape, check_invariants=False)
+
     parameters = [torch.nn.Parameter(_to_torch(weight)) for weight in weights]
-    tensors = [[_to_torch(gradient) for gradient in of_set] for of_set in gradients]
-    optimizer = job.torch(torch, parameters, form)
-    for parameter, tensor in zip(parameters, tensors[0], strict=True):
-        parameter.grad = tensor
-    if len(tensors) == 1:
-        return Contender(optimizer.step, partial(_torch_state, optimizer))
-    sets = cycle(tensors)
+    optimizer = make(torch, parameters)
+    shapes = [weight.shape for weight in weights]
+    sets = cycle([list(map(read, of_set, shapes)) for of_set in gradients])
+
+    def give() -> None:
+        for parameter, gradient in zip(parameters, next(sets), strict=True):
+            parameter.grad = gradient()
 
     def step() -> None:
-        for parameter, tensor in zip(parameters, next(sets), strict=True):
-            parameter.grad = tensor
+        give()
         optimizer.step()
 
+    if len(gradients) == 1 and not isinstance(gradients[0][0], gpuopt.IndexedSlices):
+        give()
+        return Contender(optimizer.step, partial(_torch_state, optimizer))
     return Contender(step, partial(_torch_state, optimizer))
 
 
@@ -69,36 +80,10 @@ def why_not_torch(
         parameter = torch.nn.Parameter(ones)
         parameter.grad = torch.ones_like(parameter)
         job.torch(torch, [parameter], form).step()
-    except (AssertionError, RuntimeError) as error:  # the first from a torch without CUDA
+    # A torch without CUDA asserts that it has it, and TypeError is of no such implementation.
+    except (AssertionError, RuntimeError, TypeError) as error:
         return str(error).splitlines()[0]
     return None
-
-
-def make_torch_sparse_step(
-    make: Callable[[Any, Any], Any], tables: Arrays, lookups: Lookups
-) -> Contender:
-    """Makes torch's step of tables by sparse gradients.
-
-    Args:
-        make: Makes the optimizer from (torch, parameters).
-        tables: The parameters' arrays, which are updated in place.
-        lookups: A sparse gradient for each of them.
-    """
-    import torch
-
-    parameters = [torch.nn.Parameter(_to_torch(table)) for table in tables]
-    optimizer = make(torch, parameters)
-    given = [(torch.from_dlpack(rows)[None], _to_torch(values)) for values, rows in lookups]
-
-    def step() -> None:
-        # New tensors in each step: torch marks a tensor whose rows are summed, and skips the work.
-        for parameter, (indices, values) in zip(parameters, given, strict=True):
-            parameter.grad = torch.sparse_coo_tensor(
-                indices, values, tuple(parameter.shape), check_invariants=False
-            )
-        optimizer.step()
-
-    return Contender(step, partial(_torch_state, optimizer))
 
 
 def make_optax_step(
@@ -178,7 +163,7 @@ def why_not_optax(dtype: str, place: Place) -> str | None:
     try:
         find_jax_device(place)
     except RuntimeError as error:
-        if place.torch_device == "cpu":
+        if place.on_host:
             return str(error).splitlines()[0]
         newest = place.xp.cuda.runtime.driverGetVersion() >= _CUDA_13
         return f"JAX does not find this GPU: pip install 'jax[cuda{13 if newest else 12}]'"

@@ -1,4 +1,4 @@
-"""Plots of results, as SVG in a page whose style gives colors to `.s0`, `.warm` and the like."""
+"""Plots of results, as SVG in a page whose style gives colors to `.s0`, `.bar0` and the like."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ COLORS = (
     ("#b0003a", "#ff7f9f"),
     ("#3b3bb3", "#a3a3ff"),
 )
-_BAR_WIDTH, _BAR_HEIGHT = 200, 24
+_BAR_WIDTH = 200
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 320, 60, 30, 26, 44
 
 
-def draw_bars(warm: Times, cold: Times, longest: float) -> str:
-    """Draws two bars of medians, each with a line between its deciles.
+def draw_bars(times: Mapping[str, Times], kinds: Sequence[str], longest: float) -> str:
+    """Draws a bar of each kind's median, with a line between its deciles.
 
     Args:
-        warm: The times of the upper bar.
-        cold: The times of the lower one.
+        times: By kind.
+        kinds: Those that are drawn, from the top on.
         longest: The time that is as long as the plot, in milliseconds.
     """
     parts = []
-    for kind, times, top in (("warm", warm, 2), ("cold", cold, 13)):
+    for number, kind in enumerate(kinds):
+        each, top = times[kind], 2 + 11 * number
         low, middle, high = (
-            _BAR_WIDTH * ms / longest for ms in (times.p10_ms, times.median_ms, times.p90_ms)
+            _BAR_WIDTH * ms / longest for ms in (each.p10_ms, each.median_ms, each.p90_ms)
         )
         parts.append(
-            f'<rect class="{kind}" x="0" y="{top}" width="{middle:.2f}" height="9">'
-            f"<title>{kind}: {times.median_ms:.4g} ms ({times.p10_ms:.4g} to {times.p90_ms:.4g})"
+            f'<rect class="bar{number}" x="0" y="{top}" width="{middle:.2f}" height="9">'
+            f"<title>{kind}: {each.median_ms:.4g} ms ({each.p10_ms:.4g} to {each.p90_ms:.4g})"
             f'</title></rect><line class="spread" x1="{low:.2f}" x2="{high:.2f}" '
             f'y1="{top + 4.5}" y2="{top + 4.5}"/>'
         )
-    size = f'viewBox="0 0 {_BAR_WIDTH} {_BAR_HEIGHT}"'
+    size = f'viewBox="0 0 {_BAR_WIDTH} {2 + 11 * len(kinds)}"'
     return f'<svg class="bars" role="img" {size}>{"".join(parts)}</svg>'
 
 

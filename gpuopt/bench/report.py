@@ -1,4 +1,4 @@
-"""The output of `gpuopt bench`: a progress bar, and tables."""
+"""The output of benchmarks: a progress bar, and tables."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gpuopt.bench.columns import Column, list_columns
 from gpuopt.bench.compare import Comparison, Interval, Verdict
-from gpuopt.bench.results import Figures, Run, Times, list_curves, name_optimizer, three_digits
+from gpuopt.bench.results import Run, describe_run, list_curves, three_digits
 
 _COLORS = {
     Verdict.SAME: "",
@@ -24,8 +25,8 @@ _COLORS = {
 }
 
 _WIDTH_OF_FILES, _WIDEST = 160, 1000
-# The columns that are the first to go are the last here.
-_MAY_BE_LEFT_OUT = ("bandwidth", "memory", "deciles")
+# Columns, from those that are the first to go on.
+_MAY_BE_LEFT_OUT = ("deciles", "memory", "bandwidth")
 
 
 def make_console() -> Console:
@@ -55,44 +56,25 @@ def print_run(console: Console, name: str, run: Run) -> None:
     still is, names are broken, and figures are not.
     """
     unlimited = console.options.update(max_width=_WIDEST)
-    shown = list(_MAY_BE_LEFT_OUT)
-    table = _make_table(name, run, shown)
-    while shown and console.measure(table, options=unlimited).maximum > console.width:
-        shown.pop()
-        table = _make_table(name, run, shown)
+    columns = list_columns(run)
+    table = _make_table(name, run, columns)
+    for part in _MAY_BE_LEFT_OUT:
+        if console.measure(table, options=unlimited).maximum <= console.width:
+            break
+        columns = [each for each in columns if each.part != part]
+        table = _make_table(name, run, columns)
     console.print(table)
     for note in run.notes:
         _print_line(console, f"  {note}")
 
 
-def _make_table(name: str, run: Run, shown: Sequence[str]) -> Table:
-    on_gpu = run.counts_launches
-    with_deciles = "deciles" in shown
-    deciles = ("p10", "p90") if with_deciles else ()
-    table = _new_table(f"{name}: {name_optimizer(name, run)}, {run.description}")
+def _make_table(name: str, run: Run, columns: Sequence[Column]) -> Table:
+    table = _new_table(f"{name}: {describe_run(name, run)}")
     table.add_column("")
-    for heading in (
-        *("warm\nms", *deciles, "gpuopt\n/ its", "cold\nms", *deciles),
-        *(("GB/s", "of\ncopy") if "bandwidth" in shown else ()),
-        *(("state\nMB", "peak\nMB") if "memory" in shown else ()),
-        *(("launches", "waits") if on_gpu else ()),
-        *((f"ns a\n{run.per}",) if run.per else ()),
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    ours = run.contenders["gpuopt"].warm.median_ms
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
     for contender, figures in run.contenders.items():
-        bandwidth = (f"{figures.gb_per_s:.1f}", f"{figures.share_of_copy:.0%}")
-        memory = map(_format_megabytes, (figures.state_bytes, figures.peak_extra_bytes))
-        table.add_row(
-            contender,
-            *_format_times(figures.warm, with_deciles),
-            f"{ours / figures.warm.median_ms:.2f}",
-            *_format_times(figures.cold, with_deciles),
-            *(bandwidth if "bandwidth" in shown else ()),
-            *(memory if "memory" in shown else ()),
-            *(_format_calls(figures) if on_gpu else ()),
-            *((three_digits(run.cost_ns(contender)),) if run.units else ()),
-        )
+        table.add_row(contender, *(column.write(figures) for column in columns))
     return table
 
 
@@ -110,7 +92,7 @@ def print_growth(console: Console, runs: Mapping[str, Run]) -> None:
             # One word a line: on 80 columns, there is room for seven contenders.
             table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
         for run in points:
-            costs = (three_digits(run.cost_ns(each)) for each in contenders)
+            costs = (three_digits(run.cost_ns(run.contenders.get(each))) for each in contenders)
             table.add_row(f"{run.at:,}", *costs)
         console.print(table)
 
@@ -166,20 +148,7 @@ def _print_line(console: Console, text: str) -> None:
     console.print(escape(text), highlight=False, soft_wrap=True)
 
 
-def _format_times(times: Times, with_deciles: bool) -> list[str]:
-    deciles = (times.p10_ms, times.p90_ms) if with_deciles else ()
-    return [f"{ms:.4g}" for ms in (times.median_ms, *deciles)]
-
-
-def _format_megabytes(num_bytes: int | None) -> str:
-    return "" if num_bytes is None else f"{num_bytes / 1e6:.1f}"
-
-
 def _format_interval(interval: Interval) -> str:
     if interval.low == 0 or interval.high == math.inf:
         return "too few samples"
     return f"{interval.low:.3f} - {interval.high:.3f}"
-
-
-def _format_calls(figures: Figures) -> list[str]:
-    return ["" if count is None else str(count) for count in (figures.launches, figures.waits)]

@@ -1,11 +1,11 @@
-"""The results of `gpuopt bench`: their statistics, and the file that keeps them."""
+"""The results of `gpuopt bench` and of `python -m bench`: statistics, and the file of them."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median, quantiles
 from types import UnionType
@@ -14,6 +14,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from gpuopt.atomic_file import replace_file
 
 FORMAT = 1
+# Of times, in the order in which tables show them; see `Figures.times`.
+KINDS = ("step", "warm", "cold", "cold_dirty", "device", "device_dirty", "wall")
 _Found = TypeVar("_Found")
 # The end of the warning about times that are noise.
 _SPREAD = "spread widely"
@@ -44,27 +46,40 @@ class Figures:
     """What was measured of one contender.
 
     Attributes:
-        warm: The time of a step just after another one of the same contender.
-        cold: The time of a step whose data are in no cache. On a GPU, the device's time alone,
-            with nothing in its caches that must be written back.
-        gb_per_s: The bytes that a step must move, divided by the median of `cold`.
+        times: Those of a step, by their kind. "step": in the contender's turn, after the others'
+            steps. "warm": just after another one of the same contender. "cold": of a step whose
+            data are in no cache; on a GPU, the device's time alone, with nothing in its caches
+            that must be written back. "cold_dirty": the same with caches full of data that must
+            be. `bench.gpu_harness` describes "device", "device_dirty" and "wall".
+        gb_per_s: The bytes that a step must move, divided by the median of "cold" or else of the
+            first kind; None where they are not known.
         share_of_copy: `gb_per_s` divided by that of a copy, measured in the same run.
         state_bytes: The memory of the optimizer's state; None where it is not known.
         peak_extra_bytes: What a step takes besides at its peak; None where it is not known.
         launches: How many kernels a step launches on a GPU; None where it is not known.
         waits: How often the host waits for the GPU in a step; None where it is not known.
-        cold_dirty: As `cold`, with caches full of data that must be written back; None on a CPU.
+        first_step_ms: The time of the first step, which may compile; None where it is not known.
+        wall_steps: The number of steps in each sample of "wall".
+        runs_ahead: Whether the host has enqueued a step before the GPU begins it.
+        kernels: Those of a step that took most time, or why they are not known; None unless asked.
     """
 
-    warm: Times
-    cold: Times
-    gb_per_s: float
-    share_of_copy: float
-    state_bytes: int | None
+    times: dict[str, Times]
+    gb_per_s: float | None = None
+    share_of_copy: float | None = None
+    state_bytes: int | None = None
     peak_extra_bytes: int | None = None
     launches: int | None = None
     waits: int | None = None
-    cold_dirty: Times | None = None
+    first_step_ms: float | None = None
+    wall_steps: int | None = None
+    runs_ahead: bool | None = None
+    kernels: list[dict[str, Any]] | str | None = None
+
+    @property
+    def usual(self) -> Times:
+        """The times by which contenders are compared."""
+        return next(iter(self.times.values()))
 
 
 @dataclass(frozen=True)
@@ -78,28 +93,40 @@ class Run:
         units: How many of `per` a step has.
         curve: What grows along with other runs, as in "parameters"; or None.
         at: How much of it there is.
-        copy_ms: Samples of a copy's time, taken in the same rounds.
-        copy_gb_per_s: The bandwidth that follows from their median.
+        copy_ms: Samples of a copy's time; `gpuopt bench` takes them in the same rounds.
+        copy_gb_per_s: The bandwidth that follows from their median; None without a copy.
         contenders: The figures, by name.
         left_out: Contenders that took no part, with reasons.
         warnings: What makes the figures doubtful.
         uncounted: Contenders whose launches and waits are not known on a GPU, with reasons.
         seconds: How long all rounds took together; None in files that do not tell.
+        targets: Which limits were met, and which missed.
     """
 
     description: str
-    bytes_moved: int
+    bytes_moved: int | None
     per: str | None
     units: int | None
     curve: str | None
     at: int | None
     copy_ms: list[float]
-    copy_gb_per_s: float
+    copy_gb_per_s: float | None
     contenders: dict[str, Figures]
     left_out: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     uncounted: dict[str, str] = field(default_factory=dict)
     seconds: float | None = None
+    targets: list[str] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> int:
+        return max(len(each.usual.samples_ms) for each in self.contenders.values())
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of times that are shown and compared: all contenders have them."""
+        kinds = [kind for kind in KINDS if kind != "cold_dirty"]
+        return [kind for kind in kinds if all(kind in f.times for f in self.contenders.values())]
 
     @property
     def other_warnings(self) -> list[str]:
@@ -123,12 +150,11 @@ class Run:
             *(f"doubtful: {warning}" for warning in self.warnings),
         ]
 
-    def cost_ns(self, contender: str) -> float | None:
-        """Returns what one of `per` costs in a warm step; None where nothing is counted."""
-        figures = self.contenders.get(contender)
+    def cost_ns(self, figures: Figures | None) -> float | None:
+        """Returns what one of `per` costs in a usual step; None where nothing is counted."""
         if figures is None or not self.units:
             return None
-        return 1e6 * figures.warm.median_ms / self.units
+        return 1e6 * figures.usual.median_ms / self.units
 
     @property
     def counts_launches(self) -> bool:
@@ -138,7 +164,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Results:
-    """All that a call of `gpuopt bench` has measured.
+    """All that a call of `gpuopt bench` has measured, or that `python -m bench` has of a commit.
 
     Attributes:
         gpuopt: gpuopt's version.
@@ -147,6 +173,7 @@ class Results:
         machine: The machine and its libraries.
         runs: By name, as in "gpt2-124m/adam/float32".
         not_run: What could not be run, with reasons.
+        commit: What was measured; None where nobody asked.
     """
 
     gpuopt: str
@@ -155,6 +182,7 @@ class Results:
     machine: Mapping[str, Any]
     runs: dict[str, Run]
     not_run: dict[str, str]
+    commit: str | None = None
 
 
 def warn_of_spread(contenders: Sequence[str]) -> str:
@@ -167,6 +195,11 @@ def name_optimizer(run_name: str, run: Run) -> str:
     _, job_name, *_ = run_name.split("/")
     is_sparse = any("torch sparse" in names for names in (run.contenders, run.left_out))
     return "LazyAdam" if is_sparse and job_name == "adam" else job_name.title().replace("_", "")
+
+
+def describe_run(name: str, run: Run) -> str:
+    """Returns what was timed, with the optimizer where it is not in the description."""
+    return f"{name_optimizer(name, run)}, {run.description}" if "/" in name else run.description
 
 
 def list_curves(runs: Mapping[str, Run]) -> dict[str, list[Run]]:
@@ -194,6 +227,29 @@ def summarize(samples_ms: Sequence[float]) -> Times:
     return Times(round(middle, 6), round(p10, 6), round(p90, 6), rounded)
 
 
+def make_figures(
+    samples: Mapping[str, Sequence[float]],
+    bytes_moved: int | None,
+    copy_gb_per_s: float | None,
+    **others: Any,
+) -> Figures:
+    """Computes a contender's figures.
+
+    Args:
+        samples: By kind, the times of a step in milliseconds.
+        bytes_moved: How many bytes a step must at least read and write, where that matters.
+        copy_gb_per_s: The bandwidth of a copy, for comparison.
+        **others: Other attributes of `Figures`.
+    """
+    times = {kind: summarize(samples[kind]) for kind in KINDS if samples.get(kind)}
+    figures = Figures(times, **others)
+    if bytes_moved is None:
+        return figures
+    gb_per_s = bytes_moved / times.get("cold", figures.usual).median_ms / 1e6
+    share = None if copy_gb_per_s is None else round(gb_per_s / copy_gb_per_s, 6)
+    return replace(figures, gb_per_s=round(gb_per_s, 6), share_of_copy=share)
+
+
 def find_deciles(samples: Sequence[float]) -> tuple[float, float, float]:
     """Returns the median, the first and the ninth decile of two samples or more."""
     deciles = quantiles(samples, n=10, method="inclusive")
@@ -206,8 +262,19 @@ def write_results(results: Results, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    text = json.dumps({"format": FORMAT, **asdict(results)}, indent=1)
-    replace_file(path, f"{text}\n".encode())
+    replace_file(path, f"{json.dumps(to_json(results), indent=1)}\n".encode())
+
+
+def to_json(results: Results) -> dict[str, Any]:
+    """Returns what a file of results has, for `json.dumps`."""
+    written = {"format": FORMAT, **asdict(results)}
+    for run in written["runs"].values():
+        for figures in run["contenders"].values():
+            known = {key: each for key, each in figures.items() if each is not None}
+            figures.clear()
+            # Each kind of times is beside a contender's other figures.
+            figures.update({**known.pop("times"), **known})
+    return written
 
 
 def read_results(path: Path) -> Results:
@@ -242,15 +309,17 @@ def _why_unread(path: Path, error: OSError) -> str:
 def _read_run(found: dict[str, Any]) -> Run:
     contenders = {name: _read_figures(figures) for name, figures in found.pop("contenders").items()}
     run = _check_types(Run(**found, contenders=contenders))
-    _check_times("copy_ms", run.copy_ms)
+    if run.copy_ms:
+        _check_times("copy_ms", run.copy_ms)
     return run
 
 
 def _read_figures(found: dict[str, Any]) -> Figures:
-    times = {key: _read_times(found[key]) for key in ("warm", "cold")}
-    if found.get("cold_dirty") is not None:
-        times["cold_dirty"] = _read_times(found["cold_dirty"])
-    return _check_types(Figures(**{**found, **times}))
+    given = {kind: found.pop(kind) for kind in KINDS if kind in found}
+    times = {kind: _read_times(each) for kind, each in given.items() if each is not None}
+    if not times:
+        raise ValueError("a contender has no times")
+    return _check_types(Figures(times, **found))
 
 
 def _read_times(found: dict[str, Any]) -> Times:

@@ -7,7 +7,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from time import perf_counter
 
 from gpuopt.bench.clock import Clock
@@ -25,22 +24,6 @@ _HEAD_START = 1.5
 _MOST_HEAD_START_MS = 200.0
 
 
-@dataclass
-class Samples:
-    """A contender's times of a step, in milliseconds, one for each round.
-
-    Attributes:
-        warm: A step right after another one: the mean of some steps in a row.
-        cold: A step whose data are in no cache.
-        cold_dirty: The same with caches full of data that must be written back; empty where the
-            clock does not tell it from `cold`.
-    """
-
-    warm: list[float] = field(default_factory=list)
-    cold: list[float] = field(default_factory=list)
-    cold_dirty: list[float] = field(default_factory=list)
-
-
 def take_samples(
     contenders: Mapping[str, Contender],
     clock: Clock,
@@ -48,8 +31,12 @@ def take_samples(
     rounds: int,
     seconds: float,
     on_round: Callable[[], object],
-) -> dict[str, Samples]:
+) -> dict[str, dict[str, list[float]]]:
     """Times every contender once in each round, so that a machine's drift affects all alike.
+
+    Returns, for each contender, its times of each kind in milliseconds, one for each round; see
+    `Figures.times`. "warm" is the mean of some steps in a row; "cold_dirty" is left out where the
+    clock does not tell it from "cold".
 
     Args:
         contenders: What is timed.
@@ -65,16 +52,17 @@ def take_samples(
         host_ms[name] = min(_HEAD_START * _time_host(contender, clock), _MOST_HEAD_START_MS)
         step_ms = _time_steps(contender, clock, _WARM_UP_STEPS)
         steps[name] = max(1, min(_MOST_STEPS, round(_SHORTEST_SAMPLE_MS / max(step_ms, 1e-6))))
-    samples = {name: Samples() for name in contenders}
+    samples: dict[str, dict[str, list[float]]] = {name: {} for name in contenders}
 
     def sample(name: str) -> None:
         contender = contenders[name]
-        samples[name].cold.append(_time_cold(contender, clock, host_ms[name]))
+        times = {"cold": _time_cold(contender, clock, host_ms[name])}
         if clock.can_be_dirty and contender.finish is None:
             contender.prepare()
-            dirty_ms = clock.device_ms(contender.step, host_ms[name], dirty=True)
-            samples[name].cold_dirty.append(dirty_ms)
-        samples[name].warm.append(_time_steps(contender, clock, steps[name]))
+            times["cold_dirty"] = clock.device_ms(contender.step, host_ms[name], dirty=True)
+        times["warm"] = _time_steps(contender, clock, steps[name])
+        for kind, ms in times.items():
+            samples[name].setdefault(kind, []).append(ms)
         rest()
 
     take_turns(contenders, sample, rounds, seconds, on_round)

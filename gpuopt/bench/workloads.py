@@ -16,14 +16,12 @@ from gpuopt.backends.cpu.compiler import compiler
 from gpuopt.bench.contenders import (
     Contender,
     StepMaker,
-    make_elementwise_dense_step,
-    make_naive_dense_step,
-    make_naive_sparse_step,
-    make_our_dense_step,
-    make_our_sparse_step,
+    make_elementwise_step,
+    make_naive_step,
+    make_our_step,
     make_users_step,
 )
-from gpuopt.bench.jobs import JOBS, RATE, Job, Place
+from gpuopt.bench.jobs import JOBS, LAZY_ADAM, Job, Place
 from gpuopt.bench.models import (
     Shapes,
     draw_lookups,
@@ -37,8 +35,7 @@ from gpuopt.bench.peers import (
     find_jax_device,
     make_optax_step,
     make_thinc_step,
-    make_torch_dense_step,
-    make_torch_sparse_step,
+    make_torch_step,
     why_not_optax,
     why_not_thinc,
     why_not_torch,
@@ -60,7 +57,7 @@ _MOST_NAIVE = 1000
 _MOST_CONTENDERS, _GRADIENTS, _TEMPORARIES = 7, 3, 3
 # What has sparse gradients: Adam stands for LazyAdam.
 _SPARSE_JOBS = ("adam", "adagrad")
-_DENSE_ALONE = ("optax jit", "Thinc")
+_NO_SPARSE_GRADIENTS = "it has no sparse gradients"
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,7 @@ def make_contenders(
         users: A user's own contenders: their names, and what makes their steps.
 
     Raises:
-        TypeError: a user's contender makes no step.
+        ContenderError: a user's contender makes no step.
     """
     return _make_all(*_list_candidates(task, JOBS[job_name], dtype, place, users))
 
@@ -254,11 +251,18 @@ def _list_candidates(
     task: Task, job: Job, dtype: str, place: Place, users: Sequence[tuple[str, StepMaker]]
 ) -> tuple[int, list[_Candidate]]:
     """Returns how many bytes a step moves at least, and what may do it."""
-    if task.lookups:
-        return _list_sparse(task, job, place, users)
     xp, kind = place.xp, np.dtype(DTYPES[dtype])
+    if task.lookups and job.title == "Adam":
+        job = LAZY_ADAM
+    drawn = _draw_lookups(task) if task.lookups else None
     gradients = [
         [_make_gradient(xp, shape, kind) for shape in task.shapes]
+        if drawn is None
+        # Arrays of their own: else a cache would have the gradients of equal tables but the first.
+        else [
+            gpuopt.IndexedSlices(xp.asarray(values.copy()), xp.asarray(rows.copy()))
+            for rows, values in drawn
+        ]
         for _ in range(task.gradient_sets)
     ]
 
@@ -266,10 +270,13 @@ def _list_candidates(
         return [xp.ones(shape, dtype=kind) for shape in task.shapes]
 
     def ours(compiled: bool = True) -> Contender:
-        return make_our_dense_step(job, weights(), gradients, compiled)
+        return make_our_step(job.ours, weights(), gradients, compiled)
 
     def torchs(form: Mapping[str, bool]) -> Contender:
-        return make_torch_dense_step(job, weights(), gradients, form)
+        return make_torch_step(partial(job.torch, form=form), weights(), gradients)
+
+    def users_own(name: str, make: StepMaker) -> Contender:
+        return make_users_step(name, make, weights(), gradients[0])
 
     def optaxs() -> Contender:
         return make_optax_step(job.optax, weights(), gradients, find_jax_device(place))
@@ -277,96 +284,47 @@ def _list_candidates(
     def thincs() -> Contender:
         return make_thinc_step(weights(), gradients)
 
+    def alone() -> str | None:
+        return None if compiler() else _NOT_COMPILED
+
+    def no_rows() -> str | None:
+        return _NO_SPARSE_GRADIENTS if task.lookups else None
+
+    # torch has SparseAdam wherever it has Adam.
+    of_torch = JOBS["adam"] if task.lookups else job
+    forms = {"torch sparse": {}} if task.lookups else TORCH_FORMS
     candidates = [
         _Candidate("gpuopt", ours),
-        *_list_numpy_alone(partial(ours, compiled=False), place),
+        *([_Candidate(NUMPY_ALONE, partial(ours, False), alone)] if place.on_host else []),
         *(
             _Candidate(
-                title, partial(torchs, form), partial(why_not_torch, job, place, form, dtype)
+                title, partial(torchs, form), partial(why_not_torch, of_torch, place, form, dtype)
             )
-            for title, form in TORCH_FORMS.items()
+            for title, form in forms.items()
         ),
-        _Candidate("optax jit", optaxs, lambda: why_not_optax(dtype, place)),
-        _Candidate("Thinc", thincs, lambda: why_not_thinc(job, dtype)),
+        _Candidate("optax jit", optaxs, lambda: no_rows() or why_not_optax(dtype, place)),
+        _Candidate("Thinc", thincs, lambda: no_rows() or why_not_thinc(job, dtype)),
     ]
-    if hasattr(xp, "ElementwiseKernel") and dtype in ("float32", "float64"):
+    if hasattr(xp, "ElementwiseKernel") and dtype in ("float32", "float64") and not task.lookups:
         candidates.append(
             _Candidate(
                 "a kernel for each parameter",
-                lambda: make_elementwise_dense_step(job, xp, weights(), gradients),
+                lambda: make_elementwise_step(job, xp, weights(), gradients),
             )
         )
     candidates.append(
         _Candidate(
             ARRAYS,
-            lambda: make_naive_dense_step(job, xp, weights(), gradients),
+            lambda: make_naive_step(job, xp, weights(), gradients),
             lambda: _why_not_arrays(task, job, dtype, place),
         )
     )
-    candidates += _list_users(users, weights, gradients[0])
-    # A step reads and writes the weight and the state, and reads the gradient.
-    moved = task.num_parameters * itemsize(dtype) * (3 + 2 * len(job.state))
-    return moved, candidates
-
-
-def _why_not_arrays(task: Task, job: Job, dtype: str, place: Place) -> str | None:
-    if dtype == "float16" and "v" in job.state:
-        return "in float16, Adam's epsilon is 0, and so its steps are infinite"
-    if place.torch_device != "cpu" and len(task.shapes) > _MOST_NAIVE:
-        return "it would launch a hundred thousand kernels in each step"
-    return None
-
-
-def _list_numpy_alone(make: Callable[[], Contender], place: Place) -> list[_Candidate]:
-    if place.torch_device != "cpu":
-        return []
-    return [_Candidate(NUMPY_ALONE, make, lambda: None if compiler() else _NOT_COMPILED)]
-
-
-def _list_users(
-    users: Sequence[tuple[str, StepMaker]], weights: Callable[[], list[Any]], gradients: list[Any]
-) -> list[_Candidate]:
-    def make_step(name: str, make: StepMaker) -> Contender:
-        return make_users_step(name, make, weights(), gradients)
-
-    return [_Candidate(name, partial(make_step, name, make)) for name, make in users]
-
-
-def _list_sparse(
-    task: Task, job: Job, place: Place, users: Sequence[tuple[str, StepMaker]]
-) -> tuple[int, list[_Candidate]]:
-    xp, is_adam = place.xp, job.title == "Adam"
-    drawn = _draw_gradients(task)
-    # Arrays of their own: else a cache would have the gradients of equal tables but the first.
-    lookups = [(xp.asarray(values.copy()), xp.asarray(rows.copy())) for rows, values in drawn]
-
-    def tables() -> list[Any]:
-        return [xp.ones(shape, dtype=np.float32) for shape in task.shapes]
-
-    kind = gpuopt.LazyAdamOptimizer if is_adam else gpuopt.AdagradOptimizer
-
-    def ours(compiled: bool = True) -> Contender:
-        return make_our_sparse_step(partial(kind, RATE), tables(), lookups, compiled)
-
-    def make_torchs(torch: Any, parameters: Any) -> Any:
-        if is_adam:
-            return torch.optim.SparseAdam(parameters, RATE)
-        return job.torch(torch, parameters, {})
-
-    candidates = [
-        *(_Candidate(name, ours, lambda: "it has no sparse gradients") for name in _DENSE_ALONE),
-        _Candidate("gpuopt", ours),
-        *_list_numpy_alone(partial(ours, compiled=False), place),
-        _Candidate(
-            "torch sparse",
-            lambda: make_torch_sparse_step(make_torchs, tables(), lookups),
-            lambda: why_not_torch(job, place, {}),
-        ),
-        _Candidate(ARRAYS, lambda: make_naive_sparse_step(job, xp, tables(), lookups)),
-    ]
-    slices = [gpuopt.IndexedSlices(values, rows) for values, rows in lookups]
-    candidates += _list_users(users, tables, slices)
+    candidates += [_Candidate(name, partial(users_own, name, make)) for name, make in users]
+    # A step reads and writes the weight and the state, and reads the gradient; of tables, only the
+    # rows that have one.
     arrays = 2 * (1 + len(job.state))
+    if drawn is None:
+        return task.num_parameters * itemsize(dtype) * (1 + arrays), candidates
     moved = sum(
         values.nbytes + rows.nbytes + arrays * np.unique(rows).size * values[0].nbytes
         for rows, values in drawn
@@ -374,7 +332,15 @@ def _list_sparse(
     return moved, candidates
 
 
-def _draw_gradients(task: Task) -> list[tuple[np.ndarray, np.ndarray]]:
+def _why_not_arrays(task: Task, job: Job, dtype: str, place: Place) -> str | None:
+    if dtype == "float16" and "v" in job.state:
+        return "in float16, Adam's epsilon is 0, and so its steps are infinite"
+    if not (place.on_host or task.lookups) and len(task.shapes) > _MOST_NAIVE:
+        return "it would launch a hundred thousand kernels in each step"
+    return None
+
+
+def _draw_lookups(task: Task) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns (rows, values) for each table."""
     drawn = {
         (height, width): draw_lookups((height, width), task.lookups)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from contextlib import nullcontext
 from functools import partial
@@ -13,6 +12,7 @@ import pytest
 
 from bench import against_commit
 from bench.harness import ROOT, write_results
+from gpuopt.bench.results import read_results
 
 # An older gpuopt: this one, without `update`.
 _OLDER = f"""
@@ -35,13 +35,14 @@ def test_steps_are_timed_beside_those_of_a_commit_and_what_it_lacks_is_left_out(
     monkeypatch.setattr("sys.argv", ["", "older", "--only", "*_of_[1a]_*", "--rounds", "3"])
     against_commit.main()
     [path] = tmp_path.glob("results/*-against-*/*.json")
-    [(name, measured)] = json.loads(path.read_text())["workloads"].items()
+    [(name, run)] = read_results(path).runs.items()
     assert name == "gradient_of_1_operations"
-    assert len(measured["samples_ms"]) == len(measured["against_samples_ms"]) == 3
-    assert measured["low"] <= measured["ratio"] <= measured["high"]
+    assert run.description.startswith("Gradient of 1 operation")
+    ours, theirs = (each.usual for each in run.contenders.values())
+    assert len(ours.samples_ms) == len(theirs.samples_ms) == 3
     timed, *left_out, _ = capsys.readouterr().out.splitlines()
     assert timed.startswith(name)
-    assert f"= {measured['ratio']:.3f} (" in timed
+    assert f"{ours.median_ms:.3f} / {theirs.median_ms:.3f} ms = " in timed
     assert len(left_out) == 2
     assert all("left out" in line and "no attribute 'update'" in line for line in left_out)
 
@@ -58,8 +59,8 @@ def test_the_interval_is_of_the_rounds_ratios_where_the_machine_slows_down_both(
     random = np.random.default_rng(0)
     machine_ms = np.exp(random.normal(0, 0.5, 100))
     ours_ms = 1.1 * machine_ms * np.exp(random.normal(0, 0.02, 100))
-    compared = against_commit.compare(ours_ms, machine_ms)
-    assert 1.0 < compared["low"] < 1.1 < compared["high"] < 1.25
+    low, high = against_commit.find_ratio(ours_ms, machine_ms)
+    assert 1.0 < low < 1.1 < high < 1.25
 
 
 def _list_worktrees() -> str:

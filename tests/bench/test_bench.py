@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -37,6 +38,7 @@ from gpuopt.bench.results import (
     Times,
     read_results,
     summarize,
+    to_json,
     write_results,
 )
 from gpuopt.bench.sampling import take_samples
@@ -202,7 +204,7 @@ def test_each_contender_is_sampled_in_each_round_after_it_was_prepared() -> None
         on_round=lambda: rounds.append(0),
     )
     assert len(rounds) == 7
-    assert {len(of_one) for each in samples.values() for of_one in (each.warm, each.cold)} == {7}
+    assert {len(each[kind]) for each in samples.values() for kind in ("warm", "cold")} == {7}
     for before, after in pairwise(log):
         assert after in (before, f"prepare {after[-1]}", before[-1])
 
@@ -216,14 +218,14 @@ def test_a_contender_that_the_clock_does_not_see_is_timed_to_its_end() -> None:
 
     unseen = {"unseen": Contender(lambda: left.append(0.002), list, finish=finish)}
     samples = take_samples(unseen, HostClock(), rounds=5, seconds=0, on_round=lambda: None)
-    assert min(samples["unseen"].cold + samples["unseen"].warm) >= 2
+    assert min(samples["unseen"]["cold"] + samples["unseen"]["warm"]) >= 2
 
 
 def test_five_rounds_are_made_where_time_is_over() -> None:
     slow = {"slow": Contender(lambda: sleep(0.001), list)}
     samples = take_samples(slow, HostClock(), rounds=30, seconds=0, on_round=lambda: None)
-    assert len(samples["slow"].cold) == 5
-    assert min(samples["slow"].warm) >= 1
+    assert len(samples["slow"]["cold"]) == 5
+    assert min(samples["slow"]["warm"]) >= 1
 
 
 def test_a_cold_step_finds_its_data_in_no_cache() -> None:
@@ -305,7 +307,8 @@ def test_times_that_spread_widely_are_called_noisy() -> None:
 
 def a_run() -> Run:
     times = Times(1234.5678, 1200.0, 1300.25, [1234.5678])
-    figures = Figures(times, times, 123.4, 1.62, 204_100_000, 1_021_000_000)
+    of_both = {"warm": times, "cold": times}
+    figures = Figures(of_both, 123.4, 1.62, 204_100_000, 1_021_000_000)
     names = ("gpuopt", NUMPY_ALONE, "torch foreach", "array operations")
     return Run(
         *("a large model", 10**9, None, None, None, None, [1.0], 25.9),
@@ -390,7 +393,7 @@ def test_the_command_writes_all_samples_and_reads_them_again(
         assert figures["gb_per_s"] > 0
     assert len(run["copy_ms"]) == 5
     found = read_results(path)
-    assert json.loads(json.dumps({"format": 1, **asdict(found)})) == written
+    assert json.loads(json.dumps(to_json(found))) == written
     write_results(found, path)
     assert read_results(path) == found
 
@@ -559,6 +562,14 @@ def descend(weights, gradients):
 
 def forget(weights, gradients):
     return None
+
+def fail(weights, gradients):
+    return 1 / 0
+
+def fail_at_row(weights, gradients):
+    if hasattr(gradients[0], "indices"):
+        return lambda: {}["row"]
+    return lambda: None
 """
 
 
@@ -582,7 +593,7 @@ def test_a_users_own_optimizer_is_timed_beside_the_others(
     runs = read_results(Path("a.json")).runs
     for run in runs.values():
         figures = run.contenders["my_contenders:descend"]
-        assert len(figures.warm.samples_ms) == 5
+        assert len(figures.times["warm"].samples_ms) == 5
         assert (figures.state_bytes, figures.peak_extra_bytes is None) == (None, False)
     dense, sparse = own().kept
     for weights, at_first, gradients, num_steps in (dense, sparse):
@@ -596,9 +607,38 @@ def test_a_users_own_optimizer_is_timed_beside_the_others(
 
 
 @pytest.mark.usefixtures("own", "small_tasks")
-def test_a_contender_that_makes_no_step_is_named() -> None:
-    with pytest.raises(TypeError, match=r"my_contenders:forget must return a function .* NoneType"):
-        command_line.main(["bench", *FEW, "--contender", "my_contenders:forget"])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("forget", r" must return a function that makes a step, and returned NoneType"),
+        ("fail", r" failed in .*my_contenders.py, line 23: ZeroDivisionError: division by zero"),
+        ("fail_at_row", r" failed in .*my_contenders.py, line 27: KeyError: 'row'"),
+    ],
+)
+def test_a_contender_that_fails_is_named_in_one_line_with_its_own_error(
+    name: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*FEW, "--json", "a.json", "--contender", f"my_contenders:{name}"]
+    assert command_line.main(["bench", *arguments]) == 2
+    printed = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(f"gpuopt bench: my_contenders:{name}{words}", printed[-1])
+    if name == "fail_at_row":  # the first task has no rows
+        assert list(read_results(Path("a.json")).runs) == ["small/adam/float32"]
+        assert "1 of 2 runs are in a.json" in printed[0]
+    else:
+        assert len(printed) == 1
+
+
+@pytest.mark.usefixtures("own")
+def test_a_module_that_fails_is_refused_with_its_own_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("this_fails.py").write_text("raise ValueError('no data')")
+    with pytest.raises(SystemExit):
+        command_line.main(["bench", *FEW, "--contender", "this_fails:descend"])
+    assert "'this_fails:descend' cannot be imported: ValueError: no data\n" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.usefixtures("small_tasks")
@@ -637,9 +677,9 @@ def test_a_file_that_has_no_results_is_refused(
         ("cold", "samples_ms", [1.0, "2.0"]),
         ("cold", "p10_ms", float("nan")),
         ("cold_dirty", "samples_ms", [1.0, 0.0]),
-        ("figures", "gb_per_s", None),
+        ("figures", "gb_per_s", "1"),
         ("figures", "waits", 1.5),
-        ("run", "copy_ms", []),
+        ("run", "copy_ms", [0.0]),
         ("run", "left_out", ["torch"]),
         ("all", "machine", "mine"),
         ("all", "not_run", {"a task": 3}),
@@ -649,10 +689,10 @@ def test_a_file_with_impossible_figures_is_refused(
     where: str, key: str, value: object, tmp_path: Path
 ) -> None:
     times = asdict(summarize([1.0] * 30))
-    of_each = {key: Times(**times) for key in ("warm", "cold", "cold_dirty")}
-    figures: dict[str, Any] = asdict(
-        Figures(gb_per_s=1.0, share_of_copy=1.0, state_bytes=0, **of_each)  # type: ignore[arg-type]
-    )
+    figures: dict[str, Any] = {
+        **{kind: dict(times) for kind in ("warm", "cold", "cold_dirty")},
+        **{"gb_per_s": 1.0, "share_of_copy": 1.0, "state_bytes": 0},
+    }
     run = asdict(Run("a task", 100, None, None, None, None, [1.0] * 30, 1.0, {}))
     run["contenders"]["gpuopt"] = figures
     results: dict[str, Any] = {
@@ -661,7 +701,7 @@ def test_a_file_with_impossible_figures_is_refused(
     }
     path = tmp_path / "old.json"
     path.write_text(json.dumps(results))
-    assert asdict(read_results(path).runs["small/adam/float32"].contenders["gpuopt"]) == figures
+    assert to_json(read_results(path)) == {**to_json(read_results(path)), **results}
     {"all": results, "run": run, "figures": figures, **figures}[where][key] = value
     path.write_text(json.dumps(results))
     with pytest.raises(ResultsError, match=rf"old\.json is no file of results: .*{key}"):

@@ -25,7 +25,7 @@ from gpuopt.bench.compare import (
     list_advice,
 )
 from gpuopt.bench.report import print_comparison
-from gpuopt.bench.results import Figures, Results, Run, summarize
+from gpuopt.bench.results import Results, Run, make_figures
 
 # The first numbers that a process draws may take a second.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,7 +44,7 @@ def results(
     ours: list[float], copies: list[float], theirs: list[float] | None = None, cpu: str = "a CPU"
 ) -> Results:
     contenders = {
-        name: Figures(summarize(samples), summarize(samples), 1.0, 1.0, 0)
+        name: make_figures({"warm": samples, "cold": samples}, 100, 1.0)
         for name, samples in {"gpuopt": ours, "torch fused": theirs or ours}.items()
     }
     run = Run("a task", 100, None, None, None, None, copies, 1.0, contenders)

@@ -10,10 +10,19 @@ from pathlib import Path
 import pytest
 
 from bench import pages, pictures
-from bench.harness import RESULTS, ROOT
+from bench.harness import RESULTS, ROOT, Workload, make_run
 from bench.pages import FLAT, PARTS, find_files, find_flat, list_curves, read_part
+from bench.targets import judge
 from bench.workloads import TARGETS
-from gpuopt.bench.results import read_results, write_results
+from gpuopt.bench.results import (
+    Figures,
+    Results,
+    Run,
+    make_figures,
+    read_results,
+    summarize,
+    write_results,
+)
 from gpuopt.bench.workloads import list_growing_tasks
 
 # The counts of launches need CuPy: test_launches_of_a_step.py has them.
@@ -48,6 +57,19 @@ def test_each_picture_is_of_the_files_that_its_part_names() -> None:
 # README.md
 
 
+def cut(run: Run, rounds: int) -> dict[str, Figures]:
+    """Returns a run's figures of its first rounds."""
+    return {
+        name: replace(
+            each,
+            times={
+                kind: summarize((4 * of.samples_ms)[:rounds]) for kind, of in each.times.items()
+            },
+        )
+        for name, each in run.contenders.items()
+    }
+
+
 def test_the_table_of_steps_says_what_its_file_doubts_and_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +81,7 @@ def test_the_table_of_steps_says_what_its_file_doubts_and_lacks(
         names[2]: ["the times of gpuopt spread widely"],
     }
     runs = {
-        name: replace(run, copy_ms=[1.0] * (7 + at), warnings=warnings.get(name, []))
+        name: replace(run, contenders=cut(run, 7 + at), warnings=warnings.get(name, []))
         for at, (name, run) in enumerate(results.runs.items())
     }
     for folder in ("RESULTS", "ROOT"):
@@ -139,8 +161,8 @@ def test_results_without_growth_are_refused() -> None:
 
 def test_the_page_has_the_quotient_of_rounds_of_the_training() -> None:
     [file] = find_files("thinc")
-    trained = json.loads(file.read_text())["workloads"]["spacy_train_64_averages_optimizer"]
-    samples = (trained["contenders"][who]["samples_ms"] for who in ("gpuopt", "Thinc's"))
+    trained = read_results(file).runs["spacy_train_64_averages_optimizer"].contenders
+    samples = (trained[who].usual.samples_ms for who in ("gpuopt", "Thinc's"))
     quotients = sorted(ours / its for ours, its in zip(*samples, strict=True))
     middle = quotients[len(quotients) // 2]
     assert f" and {middle:.2f} times." in read_part("thinc")
@@ -161,18 +183,18 @@ def test_the_page_has_the_quotient_of_rounds_of_the_training() -> None:
 def test_the_newest_day_counts(
     measured: dict[str, float], listed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = next(each for each in TARGETS if each.at_most is not None and each.at_most < 8)
-    known = {
-        "workload": target.workload,
-        "quantity": target.quantity,
-        "against": target.against,
-    }
+    target = next(each for each in TARGETS if each.quantity == "ratio")
     folder = tmp_path / "one-cores"
     folder.mkdir()
-    for name, number in measured.items():
-        verdict = {"target": known, "measured": number}
-        found = {"workloads": {target.workload: {"targets": [verdict]}}}
-        (folder / f"{name}.json").write_text(json.dumps(found))
+    for name, ratio in measured.items():
+        contenders = {
+            who: make_figures({"step": [ms] * 3}, None, None)
+            for who, ms in {"gpuopt": ratio, str(target.against): 1.0}.items()
+        }
+        run = make_run(Workload("", {}), contenders)
+        run.targets.append(judge(target, run))
+        results = Results("1", name[:10], "cpu", {}, {target.workload: run}, {}, "abc")
+        write_results(results, folder / f"{name}.json")
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
     written = PARTS["missed"].write([])
     rows = re.findall(rf"^\| `{target.workload}` \| .* \| (\S+) \| \[", written, re.M)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import resource
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Sequence
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -19,31 +20,44 @@ import fake_cupy
 import numpy as np
 import pytest
 import textbook
+from rich.console import Console
 from tiny_benchmark import TINY
 
 import bench.gpu
 import gpuopt
 from bench import gpu_harness
-from bench.gpu import make_table, run_offer
-from bench.gpu_harness import Measured, measure
-from bench.harness import Timing, Workload, write_results
-from bench.targets import Target, judge
+from bench.gpu import run_offer, why_not
+from bench.gpu_harness import measure
+from bench.harness import Workload, make_run, write_results
+from bench.targets import Target, find_measured, is_missed, judge
 from bench.workloads import GPU_TARGETS, Sizes, offer_gpu_workloads
 from gpuopt.bench import workloads as gpu_tasks
 from gpuopt.bench.clock import HostClock
 from gpuopt.bench.contenders import (
-    make_elementwise_dense_step,
-    make_naive_dense_step,
-    make_naive_sparse_step,
-    make_our_dense_step,
-    make_our_sparse_step,
+    make_elementwise_step,
+    make_naive_step,
+    make_our_step,
 )
-from gpuopt.bench.jobs import BETA1, BETA2, DECAY, EPSILON, JOBS, RATE, WEIGHT_DECAY, Place
+from gpuopt.bench.jobs import (
+    BETA1,
+    BETA2,
+    DECAY,
+    EPSILON,
+    JOBS,
+    LAZY_ADAM,
+    RATE,
+    WEIGHT_DECAY,
+    Job,
+    Place,
+)
 from gpuopt.bench.machine import describe_commit
 from gpuopt.bench.measure import Bench
 from gpuopt.bench.models import draw_lookups, list_gpt2_shapes, list_resnet50_shapes
-from gpuopt.bench.peers import make_torch_dense_step, make_torch_sparse_step
+from gpuopt.bench.peers import make_torch_step
 from gpuopt.bench.profiler import profile
+from gpuopt.bench.report import print_run
+from gpuopt.bench.results import Run, make_figures, read_results
+from gpuopt.bench.workloads import NUMPY_ALONE
 
 pytestmark = pytest.mark.internal
 
@@ -60,9 +74,11 @@ SETTINGS: dict[str, dict[str, float]] = {
     },
     "momentum": {"learning_rate": RATE, "momentum": DECAY},
     "adagrad": {"learning_rate": RATE, "initial_accumulator_value": 0.1},
+    "rms_prop": {"learning_rate": RATE, "decay": DECAY, "momentum": BETA1, "epsilon": 1e-10},
+    "sgd": {"learning_rate": RATE},
 }
 # Contenders decay by the learning rate times a number, as torch does.
-TEXTBOOK = {"adam_w": "torch_adam_w"}
+TEXTBOOK = {"adam_w": "torch_adam_w", "sgd": "gradient_descent"}
 
 
 @pytest.fixture
@@ -143,12 +159,12 @@ def steps_are_the_textbooks(job: str, make: Any) -> None:
 
 @jobs
 def test_gpuopts_steps_are_the_textbooks(job: str) -> None:
-    steps_are_the_textbooks(job, make_our_dense_step)
+    steps_are_the_textbooks(job, lambda job, *rest: make_our_step(job.ours, *rest))
 
 
 @jobs
 def test_array_operations_are_the_textbooks(job: str) -> None:
-    steps_are_the_textbooks(job, lambda *rest: make_naive_dense_step(rest[0], np, *rest[1:]))
+    steps_are_the_textbooks(job, lambda *rest: make_naive_step(rest[0], np, *rest[1:]))
 
 
 @jobs
@@ -157,7 +173,7 @@ def test_the_kernel_for_each_parameter_is_the_textbooks(
     job: str, numpy_with_kernels: NumpyWithKernels
 ) -> None:
     steps_are_the_textbooks(
-        job, lambda *rest: make_elementwise_dense_step(rest[0], numpy_with_kernels, *rest[1:])
+        job, lambda *rest: make_elementwise_step(rest[0], numpy_with_kernels, *rest[1:])
     )
 
 
@@ -165,48 +181,32 @@ def test_the_kernel_for_each_parameter_is_the_textbooks(
 @pytest.mark.torch
 @pytest.mark.parametrize("form", ["fused", "foreach"])
 def test_torchs_steps_are_the_textbooks(job: str, form: str) -> None:
-    steps_are_the_textbooks(job, lambda *rest: make_torch_dense_step(*rest, {form: True}))
+    if job == "rms_prop":
+        pytest.skip("torch's begins with averages of 0")
+    steps_are_the_textbooks(
+        job, lambda job, *rest: make_torch_step(partial(job.torch, form={form: True}), *rest)
+    )
 
 
-def sparse_tables(job: str) -> dict[str, np.ndarray]:
-    """Three sparse steps of each contender, from the same table."""
-    import torch
-
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch's own tensors
+@pytest.mark.parametrize("kind", [pytest.param("torch", marks=pytest.mark.torch), "arrays"])
+@pytest.mark.parametrize("job", [LAZY_ADAM, JOBS["adagrad"]], ids=["adam", "adagrad"])
+def test_sparse_contenders_compute_the_same(job: Job, kind: str) -> None:
     rng = np.random.default_rng(1)
     start = rng.normal(size=(20, 3)).astype(np.float32)
     values = rng.normal(size=(9, 3)).astype(np.float32)
-    rows = np.array([4, 1, 4, 19, 0, 1, 4, 7, 7])
-    tables = {name: start.copy() for name in ("ours", "torch", "naive")}
-    if job == "adam":
-        ours: Any = gpuopt.LazyAdamOptimizer(RATE)
-        peer = torch.optim.SparseAdam
+    gradients = [[gpuopt.IndexedSlices(values, np.array([4, 1, 4, 19, 0, 1, 4, 7, 7]))]]
+    ours, its = start.copy(), start.copy()
+    steps = [make_our_step(job.ours, [ours], gradients)]
+    if kind == "torch":
+        steps.append(make_torch_step(partial(job.torch, form={}), [its], gradients))
     else:
-        ours = gpuopt.AdagradOptimizer(RATE)
-
-        def peer(parameters: Any, lr: float) -> Any:
-            return torch.optim.Adagrad(parameters, lr, initial_accumulator_value=0.1)
-
-    steps = [
-        make_our_sparse_step(lambda: ours, [tables["ours"]], [(values, rows)]),
-        make_torch_sparse_step(
-            lambda torch, p: peer(p, lr=RATE), [tables["torch"]], [(values, rows)]
-        ),
-        make_naive_sparse_step(JOBS[job], np, [tables["naive"]], [(values, rows)]),
-    ]
+        steps.append(make_naive_step(job, np, [its], gradients))
     for _ in range(3):
         for step in steps:
             step()
-    assert not np.allclose(tables["ours"], start, atol=1e-4)
-    return tables
-
-
-@pytest.mark.torch
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch's own tensors
-@pytest.mark.parametrize("job", ["adam", "adagrad"])
-def test_sparse_contenders_compute_the_same(job: str) -> None:
-    tables = sparse_tables(job)
-    np.testing.assert_allclose(tables["torch"], tables["ours"], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(tables["naive"], tables["ours"], rtol=1e-5, atol=1e-6)
+    assert not np.allclose(ours, start, atol=1e-4)
+    np.testing.assert_allclose(its, ours, rtol=1e-5, atol=1e-6)
 
 
 # Workloads
@@ -240,25 +240,20 @@ def test_every_target_names_a_workload_and_a_contender() -> None:
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 @pytest.mark.usefixtures("short_samples")
 def test_every_workload_runs_and_is_judged(tmp_path: Path) -> None:
-    measured = {}
     offers = list(offer_gpu_workloads(HOST, sizes=TINY))
-    for offer in offers:
-        found = run_offer(offer, HostClock(), 1e9, seconds=0, free=None)
-        assert "gpuopt" in found["contenders"]
-        assert "array operations" in found["contenders"]
-        make_table(offer.name, found)
-        assert all(str(verdict) for verdict in found["targets"])
-        measured[offer.name] = found
-    assert sum(len(found["targets"]) for found in measured.values()) == len(GPU_TARGETS)
-    path = write_results({"workloads": measured, "commit": "abc"}, "Some GPU", tmp_path)
+    runs = {offer.name: run_offer(offer, HostClock(), 1e9, seconds=0) for offer in offers}
+    for name, run in runs.items():
+        assert {"gpuopt", "array operations"} <= run.contenders.keys()
+        print_run(Console(file=StringIO()), name, run)
+    assert sum(len(run.targets) for run in runs.values()) == len(GPU_TARGETS)
+    path = write_results(runs, "Some GPU", tmp_path, commit="abc")
     assert path.parent == tmp_path / "some-gpu"
     assert path.name.endswith("-abc.json")
-    written = json.loads(path.read_text())["workloads"]
-    assert set(written) == {offer.name for offer in offers}
-    ours = written["gpu_adam_160m"]["contenders"]["gpuopt"]
-    assert len(ours["device"]["samples_ms"]) >= 3
-    assert ours["device"]["gb_per_s"] > 0
-    assert ours["wall"]["ratio"] == 1
+    written = read_results(path)
+    assert (written.commit, written.runs) == ("abc", runs)
+    ours = written.runs["gpu_adam_160m"].contenders["gpuopt"]
+    assert len(ours.times["device"].samples_ms) >= 3
+    assert ours.gb_per_s > 0
 
 
 @pytest.mark.emulator
@@ -267,9 +262,9 @@ def test_every_workload_runs_on_arrays_of_a_gpu(monkeypatch: pytest.MonkeyPatch)
     """Leaves torch out, which cannot use the stand-in's arrays."""
     monkeypatch.setattr(gpu_tasks, "why_not_torch", lambda *_: "not on this one")
     for offer in offer_gpu_workloads(Place(fake_cupy, "cpu"), sizes=TINY):
-        found = run_offer(offer, HostClock(), 1e9, seconds=0, free=None)
-        assert set(found["contenders"]) == {"gpuopt", "array operations"}
-        assert all(name.startswith("torch") for name in found["left_out"])
+        run = run_offer(offer, HostClock(), 1e9, seconds=0)
+        assert set(run.contenders) == {"gpuopt", "array operations"}
+        assert all(name.startswith("torch") for name in run.left_out)
 
 
 @pytest.mark.usefixtures("short_samples")
@@ -294,10 +289,10 @@ def test_results_are_written_after_each_workload_and_one_that_fails_stops_no_oth
     monkeypatch.setattr(sys, "argv", ["gpu", *arguments])
     assert bench.gpu.main() == 1
     [path] = tmp_path.glob("some-gpu/*-abc.json")
-    written = json.loads(path.read_text())
-    assert written["machine"]["gpu"] == "Some GPU"
-    assert written["workloads"]["broken"] == {"not_run": "MemoryError: no memory is left"}
-    assert set(written["workloads"]) == {offer.name for offer in some}
+    written = read_results(path)
+    assert written.machine["gpu"] == written.device == "Some GPU"
+    assert written.not_run == {"broken": "MemoryError: no memory is left"}
+    assert set(written.runs) == {offer.name for offer in offers}
     printed = capsys.readouterr().out
     assert "gpu_momentum_160m: device.ratio against torch fused <= 1" in printed
     assert "Momentum on 4 tensors of 64 elements each" in printed
@@ -306,7 +301,7 @@ def test_results_are_written_after_each_workload_and_one_that_fails_stops_no_oth
 @pytest.mark.usefixtures("short_samples")
 def test_bytes_moved_counts_each_array_once_for_each_read_and_write() -> None:
     found = {
-        offer.name: run_offer(offer, HostClock(), 1e9, seconds=0, free=None)["bytes_moved"]
+        offer.name: run_offer(offer, HostClock(), 1e9, seconds=0).bytes_moved
         for offer in offer_gpu_workloads(HOST, "*[a-z0]_160m", TINY)
     }
     elements = 4 * TINY.large
@@ -330,9 +325,9 @@ def test_bytes_moved_counts_each_array_once_for_each_read_and_write() -> None:
 
 def test_a_workload_that_does_not_fit_is_not_run() -> None:
     [offer] = offer_gpu_workloads(HOST, "gpu_adam_gpt2")
-    found = run_offer(offer, HostClock(), 1e9, seconds=0, free=10**9)
-    assert re.fullmatch(r"it needs \d+ GB of memory, and 1 are free", found["not_run"])
-    make_table(offer.name, found)
+    reason = why_not(offer, free=10**9)
+    assert re.fullmatch(r"it needs \d+ GB of memory, and 1 are free", reason or "")
+    assert why_not(offer, free=None) is None
 
 
 # Numbers
@@ -369,12 +364,12 @@ class Script:
 
 
 def test_where_no_space_is_left_a_file_of_results_stays_as_it_was(tmp_path: Path) -> None:
-    path = write_results({"workloads": {"one": 1}, "commit": "abc"}, "GPU", tmp_path)
+    path = write_results({"one": one()}, "GPU", tmp_path, commit="abc")
     before, limits = path.read_text(), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
     try:
         with pytest.raises(OSError, match="too large"):
-            write_results({"workloads": {"two": 2}, "commit": "abc"}, "GPU", tmp_path)
+            write_results({"two": one()}, "GPU", tmp_path, commit="abc")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_text() == before
@@ -390,82 +385,72 @@ def test_a_commit_is_unknown_where_there_is_no_git(
 def test_ratios_shares_and_samples_are_of_device_time() -> None:
     script = Script({"gpuopt": 2.0, "peer": 8.0})
     contenders = {name: script.contender(name) for name in ("gpuopt", "peer")}
-    workload = Workload("w", "", 4_000_000_000, contenders)
+    workload = Workload("", contenders, 4_000_000_000)
     found = measure(workload, script, copy_bytes_per_second=4e12, seconds=60, rounds=7)
-    assert found["peer"].device.ratio == 0.25
-    assert found["gpuopt"].device.gb_per_s == 2000
-    assert found["gpuopt"].device.share_of_copy == 0.5
-    assert found["gpuopt"].device.samples_ms == [2.0] * 7
-    assert len(found["peer"].wall.samples_ms) == 7
+    run = make_run(workload, found)
+    assert find_measured(Target("w", "device.ratio", "peer"), run) == 0.25
+    assert found["gpuopt"].gb_per_s == 2000
+    assert found["gpuopt"].share_of_copy == 0.5
+    assert found["gpuopt"].times["device"].samples_ms == [2.0] * 7
+    assert len(found["peer"].times["wall"].samples_ms) == 7
     assert found["gpuopt"].wall_steps == 100  # quick, so none is left out
     assert found["gpuopt"].runs_ahead is True
     assert all(0 <= host_ms <= 200 for host_ms in script.head_starts)
-    assert found["peer"].device_dirty is not None
-    assert found["peer"].device_dirty.samples_ms == [9.0] * 7
+    assert found["peer"].times["device_dirty"].samples_ms == [9.0] * 7
     # 7 rounds of 100 steps, 2 x 7 on the device, and 1 + 3 + 1 + 3 before them.
     assert script.calls == {"gpuopt": 722, "peer": 722}
 
 
 def test_the_device_is_waited_for_once_in_a_sample_of_100_steps() -> None:
     script = Script({"gpuopt": 1.0})
-    workload = Workload("w", "", 1, {"gpuopt": script.contender("gpuopt")})
-    measure(workload, script, 1e9, seconds=0, rounds=2)
+    measure(Workload("", {"gpuopt": script.contender("gpuopt")}, 1), script, 1e9, 0, rounds=2)
     assert script.order[-102:] == ["synchronize", *["gpuopt"] * 100, "synchronize"]
 
 
 @pytest.mark.usefixtures("short_samples")
 def test_slow_contenders_take_fewer_steps_and_rounds() -> None:
-    workload = Workload("w", "", 1, {"gpuopt": lambda: sleep(0.01)})
+    workload = Workload("", {"gpuopt": lambda: sleep(0.01)}, 1)
     found = measure(workload, HostClock(), 1e9, seconds=0)["gpuopt"]
     assert found.wall_steps == 3
-    assert len(found.wall.samples_ms) == 3
-    assert found.wall.median_ms >= 10
-    assert found.first_step_ms >= 10
+    assert len(found.times["wall"].samples_ms) == 3
+    assert found.times["wall"].median_ms >= 10
+    assert (found.first_step_ms or 0) >= 10
 
 
-def one(device_ms: float = 1.0, ratio: float = 1.0, runs_ahead: bool | None = True) -> Measured:
-    timing = Timing(device_ms, 0, 0, ratio, 0, 1.0, 0.95, None, None, [])
-    return Measured(timing, timing, 100, 1.0, runs_ahead)
+def one(kinds: Sequence[str] = ("step",)) -> Run:
+    """A run in which gpuopt takes 3 ms, without compiled rules 4 ms, and a peer 2 ms."""
+    contenders = {
+        name: make_figures({kind: [ms] * 5 for kind in kinds}, 2_850_000, 1.0, runs_ahead=False)
+        for name, ms in {"gpuopt": 3.0, NUMPY_ALONE: 4.0, "peer": 2.0}.items()
+    }
+    return make_run(Workload("", {}), contenders)
 
 
 @pytest.mark.parametrize(
     ("target", "measured", "met"),
     [
-        (Target("w", "device.ratio", "peer", at_most=1.0), 0.98, True),
-        (Target("w", "wall.ratio", "peer", at_most=0.8), 0.98, False),
+        (Target("w", "device.ratio", "peer", at_most=1.5), 1.5, True),
+        (Target("w", "wall.ratio", "peer", at_most=0.8), 1.5, False),
         (Target("w", "wall.median_ms", at_most=2.0), 3.0, False),
         (Target("w", "device.share_of_copy", at_least=0.9), 0.95, True),
         (Target("w", "device.share_of_copy", at_least=0.96), 0.95, False),
         (Target("w", "runs_ahead", at_least=1), 0.0, False),
         (Target("w", "device.ratio", "absent", at_most=1.0), None, None),
+        (Target("w", "ratio", "peer", 1.45), 1.5, False),
+        (Target("w", "extra_ms", "peer", 1.0), 1.0, True),
+        (Target("w", "numpy_ratio", "peer", 2.0), 2.0, True),
     ],
     ids=str,
 )
 def test_targets_are_met_missed_or_not_measured(
     target: Target, measured: float | None, met: bool | None
 ) -> None:
-    contenders = {"gpuopt": one(3.0, runs_ahead=False), "peer": one(3.1, 0.98)}
-    verdict = judge(target, contenders)
-    assert (verdict.measured, verdict.met) == (measured, met)
-    assert str(target) in str(verdict)
-    json.dumps(asdict(verdict))
-
-
-@pytest.mark.parametrize(
-    ("target", "measured", "met"),
-    [
-        (Target("w", "ratio", "peer", 1.05), 1.06, False),
-        (Target("w", "numpy_ratio", "peer", 1.3), 1.3, True),
-        (Target("w", "ratio", "absent", 1.0), None, None),
-    ],
-    ids=str,
-)
-def test_the_targets_of_a_cpu_are_judged_by_ratios(
-    target: Target, measured: float | None, met: bool | None
-) -> None:
-    peer = Timing(1.0, 0, 0, 1.06, 0, None, None, None, 1.3, [])
-    verdict = judge(target, {"peer": peer})
-    assert (verdict.measured, verdict.met) == (measured, met)
+    run = one(("step", "device", "wall"))
+    assert find_measured(target, run) == pytest.approx(measured)
+    words = {True: "met ", False: "MISSED ", None: "not measured "}
+    assert judge(target, run).startswith(words[met])
+    assert judge(target, run).endswith(str(target))
+    assert is_missed(target, run) == (met is False)
 
 
 @pytest.mark.torch

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bench.harness import Workload, summarize_all
+from bench.harness import Workload, make_run
 from bench.ranks import TARGETS
 from bench.scale import (
     RANKS,
@@ -21,7 +21,8 @@ from bench.scale import (
     tree_s,
     wait_s,
 )
-from bench.targets import judge
+from bench.targets import find_measured
+from gpuopt.bench.results import make_figures
 
 pytestmark = pytest.mark.internal
 
@@ -102,6 +103,5 @@ def test_no_reduction_is_quicker_than_its_bytes() -> None:
 def test_a_difference_is_judged_round_by_round() -> None:
     [target] = [target for target in TARGETS if target.quantity == "extra_ms"]
     samples = {"gpuopt": [1.0, 9.0, 3.0], "one process": [0.5, 8.8, 1.0]}
-    workload = Workload(target.workload, "", None, {})
-    verdict = judge(target, summarize_all(workload, samples, 1.0))
-    assert (verdict.measured, verdict.met) == (0.5, True)
+    figures = {name: make_figures({"step": each}, None, None) for name, each in samples.items()}
+    assert find_measured(target, make_run(Workload("", {}), figures)) == 0.5
