@@ -21,7 +21,7 @@ from gpuopt.rules.clipped import clipped
 from gpuopt.rules.rounded import BFLOAT16
 from gpuopt.rules.slot_codes import BLOCK, scales_name
 from gpuopt.rules.stage import ORDER, in_order
-from gpuopt.rules.staged import StagedRule
+from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import MASTER
 from gpuopt.step.averages import averaged_rule
@@ -180,7 +180,7 @@ def _rule_of(optimizer: RuleOptimizer, dtype: np.dtype[Any]) -> UpdateRule:
     if optimizer.averages is not None:
         rule = averaged_rule(rule, dtype, optimizer.slot_codecs.masters)
     for option in optimizer.stage_options:
-        rule, _ = option.of_step(0).join(rule, dtype, ())
+        rule = staged(rule, option.stage) if option.joins(dtype) else rule
     return rule if optimizer.clips is None else clipped(rule)
 
 

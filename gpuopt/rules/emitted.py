@@ -127,9 +127,9 @@ def emit_staged(
         "  template <class Real>",
         f"  struct Scalars : Rule::template Scalars<Real> {{ {declared}}};",
     ]
-    every = (stage for called in stages.values() for stage in called if stage is not None)
-    for stage in every:
-        lines += _stage(stage, fields)
+    for called_by, called in stages.items():
+        write = _random if called_by == "store" else _stage
+        lines += [line for stage in called if stage is not None for line in write(stage, fields)]
     own = f"slot + {len(slots)}" if slots else "slot"
     slot_of = {slot: f"slot[{place}]" for place, slot in enumerate(slots)}
     in_place = [stage for stage in stages["apply"] if stage is not None and "step" in stage.arrays]
@@ -195,6 +195,14 @@ def _stage(stage: EmittedStage, fields: Sequence[str]) -> list[str]:
         head = f"{stage.name}_terms({{0}} grad, {{0}} step, {{0}}* terms)"
         lines += _functions(head, stage.terms, names, places)
     return lines
+
+
+def _random(stage: EmittedStage, fields: Sequence[str]) -> list[str]:
+    """Returns the function of the random bits by which loops store."""
+    names = {f"array {NUMBER}": NUMBER} | {f"scalar {field}": f"s.{field}" for field in fields}
+    lines = _body(stage.programs["float32"], TYPES, names, {}, returned="return {1};")
+    head = f"numpy::Word random(numpy::Word {NUMBER}, const Scalars<Real>& s)"
+    return _lines(head, lines, "  template <class Real>")
 
 
 def _struct(name: str, lines: Sequence[str]) -> Functor:
@@ -265,9 +273,13 @@ def _without_places(lines: Sequence[str]) -> list[str]:
 
 
 def _body(
-    program: Program, types: Mapping[str, str], names: Mapping[str, str], places: Mapping[str, str]
+    program: Program,
+    types: Mapping[str, str],
+    names: Mapping[str, str],
+    places: Mapping[str, str],
+    returned: str = "terms[{}] = {};",
 ) -> list[str]:
-    """Returns the statements of a program."""
+    """Returns the statements of a program; `returned` has places for a result's and its value."""
     writer = _Writer(program, types, names)
     # First what is the same for all elements, so that compilers take it out of their loops.
     for node in program.nodes():
@@ -281,7 +293,7 @@ def _body(
     for place, (array, _) in enumerate(ends):
         writer.write(program.lines[array], f"{places[array]} = new_{place};")
     for place, (node, value) in enumerate(terms):
-        writer.write(node.line, f"terms[{place}] = {value};")
+        writer.write(node.line, returned.format(place, value))
     return [*writer.lines, _at(_GENERATED)]
 
 

@@ -13,13 +13,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gpuopt.rules.random_bits import GOLDEN, mixed
 from gpuopt.rules.stage import Stage
 from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-# The key of a step's random bits, 16 of them in each, the lowest ones first: float32 holds them.
 _BITS = 16
 # How many arrays a word of random bits is for.
 _ARRAYS = 4
@@ -27,35 +25,24 @@ _LAST_FINITE = 0x7F7F0000
 _INFINITE = 0x7F800000
 
 
-def store_at_random(
-    number: Any,
-    *,
-    rounding_key_0: Any,
-    rounding_key_1: Any,
-    rounding_key_2: Any,
-    rounding_key_3: Any,
-) -> None:
+def store_at_random(random: Any) -> None:
     """Rounds what is written to bfloat16 arrays up or down at random."""
 
 
-_ROUNDING = Stage("rounded", store_at_random)
-ROUNDING_SCALARS = _ROUNDING.scalars
+ROUNDING = Stage("rounded", store_at_random)
 
 
 def rounded(base: UpdateRule) -> StagedRule:
     """Returns the rule that does what `base` does; backends round what it writes.
 
-    It has the slots of `base`, and `ROUNDING_SCALARS` after its scalars.
+    It has the slots of `base`, and the key of a step's random bits after its scalars.
     """
-    return staged(base, _ROUNDING)
+    return staged(base, ROUNDING)
 
 
 def key_of_step(seed: int, step: int) -> dict[str, np.float32]:
     """Returns the scalars of a step, counted from 0."""
-    of_seed = mixed(np.array([seed], np.uint64) + GOLDEN)
-    [key] = mixed(of_seed + np.array([step + 1], np.uint64) * GOLDEN).tolist()
-    parts = [key >> _BITS * place & 0xFFFF for place in range(len(ROUNDING_SCALARS))]
-    return dict(zip(ROUNDING_SCALARS, map(np.float32, parts), strict=True))
+    return ROUNDING.key(seed, step)
 
 
 def round_at_random(
@@ -71,14 +58,12 @@ def round_at_random(
         numbers: uint64 [size], of the elements in their variable.
         scalars: Those of `key_of_step`.
     """
-    parts = [int(scalars[name]) << _BITS * place for place, name in enumerate(ROUNDING_SCALARS)]
-    key = np.uint64(sum(parts))
     words = np.uint64(-(-len(arrays) // _ARRAYS))
     result: list[Any] = []
     for position, array in enumerate(arrays):
         word, place = divmod(position, _ARRAYS)
         if place == 0:
-            random = mixed(key + (numbers * words + np.uint64(word + 1)) * GOLDEN)
+            random = ROUNDING.random(scalars, numbers * words + np.uint64(word))
         if array is None:
             result.append(None)
             continue

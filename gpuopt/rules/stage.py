@@ -14,9 +14,11 @@ import numpy as np
 
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.emitted import EmittedStage
+from gpuopt.rules.random_bits import NUM_PARTS, key_of_step, random_words
 from gpuopt.rules.tracing import NUMBER, REALS, Program, Rank, trace
 
 RULE = "rule"
+RANDOM = "random"
 
 # The names of all stages in the order of a step: by the functions of a program, which loops call
 # one after the other.
@@ -39,8 +41,9 @@ class Stage:
     Attributes:
         name: One of `ORDER`. It is a prefix of the rule's name, as `decayed` in `decayed_adam`.
         function: Its positional parameters are arrays: `var`, `grad`, `step`, one of `slots`, or,
-            in stages of the gradient or the store, `number`, uint64, the number of each element in
-            its variable. Keyword-only parameters are scalars. It writes in place.
+            in stages of the gradient or the store, uint64: `number`, of each element in its
+            variable, or `random`, a word of random bits for each, by `key`. Keyword-only parameters
+            are scalars. It writes in place.
         slots: The stage's own slots; a stage of the gradient has none.
         sums: The scalars that are sums over the variable.
         terms: Takes the gradient and the step, and returns an array for each of `sums`, whose
@@ -62,11 +65,26 @@ class Stage:
     @computed_once
     def arrays(self) -> tuple[str, ...]:
         own = self._parameters(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return (*own, *["grad"] * (self.is_of_named_rows and "grad" not in own))
+        given = [NUMBER if each == RANDOM else each for each in own]
+        return tuple(dict.fromkeys([*given, *["grad"] * self.is_of_named_rows]))
 
     @computed_once
     def scalars(self) -> tuple[str, ...]:
-        return self._parameters(inspect.Parameter.KEYWORD_ONLY)
+        return (*self._parameters(inspect.Parameter.KEYWORD_ONLY), *self._key)
+
+    @computed_once
+    def _key(self) -> tuple[str, ...]:
+        """The scalars that are the parts of the random bits' key."""
+        is_random = RANDOM in self._parameters(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return tuple(f"{self.name}_key_{place}" for place in range(NUM_PARTS * is_random))
+
+    def key(self, seed: int, step: int) -> dict[str, np.float32]:
+        """Returns the scalars by which `random` is that of a seed and a step, counted from 0."""
+        return dict(zip(self._key, key_of_step(seed, step), strict=True))
+
+    def random(self, scalars: Mapping[str, Any], numbers: Any) -> Any:
+        """Returns the words of random bits that belong to some numbers."""
+        return random_words([scalars[name] for name in self._key], numbers)
 
     @computed_once
     def is_numbered(self) -> bool:
@@ -83,10 +101,14 @@ class Stage:
 
     def run(self, arrays: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
         own = self._parameters(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        given = {name: arrays[name] for name in own}
+        given = {
+            name: self.random(scalars, arrays[NUMBER]) if name == RANDOM else arrays[name]
+            for name in own
+        }
         written = [name for name in ("var", "grad") if name in given and self.is_of_named_rows]
         given |= {name: arrays[name].copy() for name in written}
-        self.function(*given.values(), **{name: scalars[name] for name in self.scalars})
+        named = self._parameters(inspect.Parameter.KEYWORD_ONLY)
+        self.function(*given.values(), **{name: scalars[name] for name in named})
         if written:
             grad = arrays["grad"]
             is_named = (grad != 0) | ~np.signbit(grad)
@@ -104,9 +126,14 @@ class Stage:
 
     @computed_once
     def emitted(self) -> EmittedStage:
-        """Its function and its terms, traced for each type."""
+        """Its function and its terms, traced for each type; of the store, its random bits."""
         programs = {real.name: self._trace(self.run, real) for real in REALS}
         terms = {}
+        if self.is_of("store"):
+            programs = {
+                real.name: self._trace(lambda a, s: [self.random(s, a[NUMBER])], real)
+                for real in REALS
+            }
         if self.terms is not None:
             terms = {real.name: self._trace(self._terms_of, real) for real in REALS}
         return EmittedStage(self.function.__name__, self.arrays, programs, terms)

@@ -47,7 +47,7 @@ class StagedRule(UpdateRule):
             },
             self.fields[len(self.rule.fields) :],
             self.degrees,
-            {function: self._emitted(function) for function in ("gradient", "apply", "follow")},
+            {function: self._emitted(function) for function in ORDER},
             self.slots[: len(self.slots) - len(self.rule.slots)],
             has_own_sums=bool(self.rule.sums),
         )
@@ -104,7 +104,8 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
             the type that rules compute in.
 
     Raises:
-        ValueError: the stage is not in `ORDER`, or has a slot and reads the gradient.
+        ValueError: the stage is not in `ORDER`, has a slot and reads the gradient, or has a scalar
+            that `base` has.
     """
     rule, before = (base.rule, base.stages) if isinstance(base, StagedRule) else (base, ())
     stages = [each for name in ORDER for each in in_order((*before, stage), name) if each]
@@ -112,6 +113,8 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
         raise ValueError(f"the stage {stage.name} is not in ORDER of gpuopt/rules/stage.py")
     if stage.slots and stage.is_of("gradient"):
         raise ValueError(f"the stage {stage.name} has slots, which no stage of the gradient reads")
+    if both := {*stage.scalars} & {*base.scalars}:
+        raise ValueError(f"the stage {stage.name} and {base.name} both have scalars {sorted(both)}")
     slots, sums = (*stage.slots, *base.slots), stage.sums or base.sums
     stored = stored or base.stored
     apply, terms = _functions(rule, stages, slots, stored)

@@ -140,7 +140,7 @@ class UpdateRule:
                 constants,
                 fields=(),
                 degrees=self.degrees,
-                stages={"gradient": (), "apply": (None,), "follow": ()},
+                stages={"gradient": (), "apply": (None,), "store": (), "follow": ()},
                 slots=(),
                 has_own_sums=bool(self.sums),
             )

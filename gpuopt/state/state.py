@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import (
     Callable,
     Collection,
@@ -14,6 +15,7 @@ from collections.abc import (
     Set,
 )
 from contextlib import AbstractContextManager
+from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakMethod, WeakValueDictionary
 
@@ -229,6 +231,9 @@ class State:
         self.version = Version()
         self._tables: dict[str, SlotTable] = {}
         self._others: dict[str, Variable] = {}
+        # See `first_number`; and of each name, how many have one.
+        self._numbers: WeakKeyDictionary[Identity, int] = WeakKeyDictionary()
+        self._namesakes: Counter[str] = Counter()
         # What `collect_created` is to return; None outside of it, as slots go with their variables.
         self._created: list[Created] | None = None
         # Of a copy: what has the slots of a variable that may not have come along, by its name.
@@ -352,6 +357,24 @@ class State:
         with self.lock:
             found = (table.get(variable.identity) for table in self._tables.values())
             return [slot for slot in found if slot is not None]
+
+    def first_number(self, identity: Identity) -> int:
+        """Returns the number of a variable's first element, below 2^62: variables are far apart.
+
+        It follows from the name that the user chose, and among variables of one name or none, from
+        the order in which they are first asked for. Copies of a mirrored variable share theirs.
+        """
+        copies = [identity, *(copy for each in identity.copies if (copy := each()) is not None)]
+        with self.lock:
+            found = next((self._numbers[each] for each in copies if each in self._numbers), None)
+            if found is None:
+                # The other copies' names begin with the first one's.
+                name = min((each.given_name or "" for each in copies), key=len)
+                text = f"{name}:{self._namesakes[name]}"
+                self._namesakes[name] += 1
+                found = int.from_bytes(sha256(text.encode()).digest()[:8], "big") >> 2
+            self._numbers[identity] = found
+            return found
 
     def slot_names(self) -> list[str]:
         """Lists the names of the slots made so far, in order of creation."""

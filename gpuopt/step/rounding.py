@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import Scalars
-from gpuopt.rules.rounded import BFLOAT16, key_of_step, rounded
-from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.step.stage_options import StageOfStep, StageOption
+from gpuopt.rules.rounded import BFLOAT16, ROUNDING
+from gpuopt.step.stage_options import StageOption
 from gpuopt.variables.variable import Variable
 
 _MOST_SEEDS = 2**63
@@ -26,6 +24,7 @@ class StochasticRounding(StageOption):
     """
 
     name = "stochastic_rounding"
+    stage = ROUNDING
     counter = "rounded_steps"
 
     def __init__(self, seed: int, has_own_slots: bool) -> None:
@@ -69,30 +68,14 @@ class StochasticRounding(StageOption):
             raise ValueError(f"stochastic_rounding={given} cannot be had {problem}")
         return cls(int(given), any(codec.is_rounded for codec in codecs.values()))
 
-    def rounds(self, dtype: np.dtype[Any]) -> bool:
-        """Whether something is rounded in updates of variables of this type."""
+    def joins(self, dtype: np.dtype[Any]) -> bool:
         return self.has_own_slots or bool(dtype == BFLOAT16)
 
     def described(self) -> int:
         return self.seed
 
-    def of_step(self, steps: int) -> StepRounding:
-        return StepRounding(self, steps)
-
-
-class StepRounding(StageOfStep):
-    """The rounding of one step."""
-
-    def __init__(self, rounding: StochasticRounding, steps: int) -> None:
-        self._rounds = rounding.rounds
-        self._key = key_of_step(rounding.seed, steps)
-
-    def join(
-        self, rule: UpdateRule, dtype: np.dtype[Any], scalars: Sequence[Scalars]
-    ) -> tuple[UpdateRule, Sequence[Scalars]]:
-        if not self._rounds(dtype):
-            return rule, scalars
-        return rounded(rule), [{**each, **self._key} for each in scalars]
+    def scalars(self, steps: int) -> Mapping[str, np.float32]:
+        return self.stage.key(self.seed, steps)
 
 
 def check_not_float16(variables: Sequence[Variable]) -> None:

@@ -249,7 +249,8 @@ class RuleUpdates:
             averages = self._optimizer.averages.of_step(counter)
             self.forgets.append(averages.forget)
         state = self._optimizer.state
-        stages = [option.of_next_step(state) for option in self._optimizer.stage_options]
+        options = self._optimizer.stage_options
+        stages = [(option, option.scalars_of_next_step(state)) for option in options]
         self._numbers = StepNumbers(scalars, averages, stages)
         self._of_counts = [self._numbers]
 

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuopt.backends.backend import Scalars
 from gpuopt.device import Device
-from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.rules.stage import Stage
 from gpuopt.state.state import Range, State
-from gpuopt.variables.variable import Variable
-
-
-class StageOfStep(ABC):
-    """A stage with the scalars of one step."""
-
-    @abstractmethod
-    def join(
-        self, rule: UpdateRule, dtype: np.dtype[Any], scalars: Sequence[Scalars]
-    ) -> tuple[UpdateRule, Sequence[Scalars]]:
-        """Returns the form of a rule that has the stage, and its scalars.
-
-        Args:
-            rule: The rule of the variables.
-            dtype: The variables' type.
-            scalars: The rule's, for each group.
-        """
 
 
 class StageOption(ABC):
@@ -36,11 +18,13 @@ class StageOption(ABC):
 
     Attributes:
         name: The argument's name.
+        stage: The stage.
         counter: The name of the optimizer's variable that counts its steps, in float64.
         range: The values that the count can have.
     """
 
     name: ClassVar[str]
+    stage: ClassVar[Stage]
     counter: ClassVar[str]
     range: ClassVar[Range] = Range(0.0, 2.0**53, np.float64)
 
@@ -57,16 +41,13 @@ class StageOption(ABC):
     def described(self) -> Any:
         """Returns the value that a checkpoint shows to its reader."""
 
-    def first_number(self, variable: Variable) -> int:
-        """Returns the number of a variable's first element, for stages of the gradient.
-
-        It is at least 0 and less than 2^62. By default, it is 0.
-        """
-        return 0
+    def joins(self, dtype: np.dtype[Any]) -> bool:
+        """Whether updates of variables of a type have the stage."""
+        return True
 
     @abstractmethod
-    def of_step(self, steps: int) -> StageOfStep:
-        """Returns the stage of the next step after some number of steps."""
+    def scalars(self, steps: int) -> Mapping[str, Any]:
+        """Returns numbers for the stage's scalars, in the next step after some number of steps."""
 
     def create_counter(self, state: State, device: Device) -> None:
         """Makes the counter, if it is missing."""
@@ -77,5 +58,5 @@ class StageOption(ABC):
         """Counts a step, after its updates."""
         state.host_scalar(self.counter).add(1)
 
-    def of_next_step(self, state: State) -> StageOfStep:
-        return self.of_step(int(state.host_scalar(self.counter).numpy()))
+    def scalars_of_next_step(self, state: State) -> Mapping[str, Any]:
+        return self.scalars(int(state.host_scalar(self.counter).numpy()))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpuopt.backends.backend import Scalars
+from gpuopt.rules.staged import staged
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.averages import StepAverages
 from gpuopt.step.known import Batch
-from gpuopt.step.stage_options import StageOfStep
+from gpuopt.step.stage_options import StageOption
 from gpuopt.variables.variable import Variable
 
 # The scalars of all groups, by the type that rules compute in.
@@ -42,12 +43,12 @@ class StepNumbers(NamedTuple):
     Attributes:
         scalars: See `ThisThread.scalars`.
         averages: The averages that the optimizer moves; None if there are none.
-        stages: The stages of its options.
+        stages: The options that are stages, with the scalars of each.
     """
 
     scalars: ScalarsByType
     averages: StepAverages | None
-    stages: Sequence[StageOfStep]
+    stages: Sequence[tuple[StageOption, Mapping[str, Any]]]
 
     def join(
         self, rule: UpdateRule, batch: Batch, is_averaged: bool, scalars: Sequence[Scalars]
@@ -62,6 +63,8 @@ class StepNumbers(NamedTuple):
         """
         if is_averaged and self.averages is not None:
             rule, scalars = self.averages.join(rule, batch, scalars)
-        for stage in self.stages:
-            rule, scalars = stage.join(rule, batch.dtype, scalars)
+        for option, given in self.stages:
+            if option.joins(batch.dtype):
+                own = {name: batch.real(value) for name, value in given.items()}
+                rule, scalars = staged(rule, option.stage), [{**each, **own} for each in scalars]
         return rule, scalars

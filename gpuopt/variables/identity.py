@@ -47,6 +47,8 @@ class Identity:
             the other, too.
         copies: The identities of a mirrored variable's other copies in this process.
         row_change: The number of the last change of the variable's rows; 0 if there was none.
+        given_name: The name that the user chose, before it got a suffix, also if it is that of the
+            variable that this one is a copy of; None if there is none.
         unknown_owner: Describes the object that lends a raw array's memory, if gpuopt does not know
             when the memory ends; else None. See `require_known_owner`.
     """
@@ -59,6 +61,7 @@ class Identity:
         "_name",
         "behind",
         "copies",
+        "given_name",
         "last_update",
         "lock",
         "master_pair",
@@ -94,6 +97,7 @@ class Identity:
         self.copies: Sequence[weakref.ref[Identity]] = ()
         self.row_change = 0
         self._name = Name(name, is_named)
+        self.given_name = name if is_named else None
         self.lock = Lock(self._name)
 
     @property
@@ -103,16 +107,11 @@ class Identity:
 
     def was_named_by_gpuopt(self) -> None:
         """Notes that the user has not chosen the name."""
-        self._name.is_given = False
-
-    @property
-    def given_name(self) -> str | None:
-        """The name that the user chose, before it got a suffix; None if there is none."""
-        return self._name.wanted if self._name.is_given else None
+        self._name.is_given, self.given_name = False, None
 
     def give_name(self, name: str) -> None:
         """Gives a raw array a name that the user chose; it gets a suffix as in `name`."""
-        self._name = Name(name, is_given=True)
+        self._name, self.given_name = Name(name, is_given=True), name
 
     def holder(self) -> Any:
         """Returns the object with which the identity dies, or None if it is gone.

@@ -550,7 +550,8 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
             value = self.numpy()
             if self.identity.row_change == rows:  # else another thread has changed rows meanwhile
                 break
-        return _copy, (value, self.name, self.trainable, self._constraint, self.device, rows)
+        options = self.trainable, self._constraint, self.device
+        return _copy, (value, self.name, *options, rows, self.identity.given_name)
 
     def __repr__(self) -> str:
         """Shows the value, abbreviated as by numpy; on a GPU, the host waits for it once."""
@@ -568,9 +569,11 @@ def _copy(
     constraint: Callable[[Any], Any] | None,
     device: Device,
     row_change: int | None = None,
+    given_name: str | None = None,
 ) -> Variable:
     made = Variable(value, name, trainable, constraint, device=device)
     made.copied_row_change = row_change
+    made.identity.given_name = given_name
     return made
 
 

@@ -2,8 +2,6 @@
 #pragma once
 #include <cstdint>
 
-#include "../shared/random_bits.cuh"
-
 namespace gpuopt {
 
 // A row that is named, and its number among the rows.
@@ -98,6 +96,8 @@ template <class Index>
 long long group_rows(const Index* indices, long long size, long long first, int bucket_bits,
                      std::int32_t* work, long long* rows, long long* positions, long long* begins,
                      long long* firsts) {
+  // 2^64 divided by the golden ratio.
+  constexpr std::uint64_t golden = 0x9E3779B97F4A7C15ull;
   const long long num_buckets = 1ll << bucket_bits;
   // Rows count from 1. Of each bucket: its newest row; of each row: the one before it in its
   // bucket; and of each position: its row.

@@ -6,7 +6,6 @@
 #endif
 
 #include "element.cuh"
-#include "random_bits.cuh"
 #include "rule.cuh"
 
 namespace gpuopt {
@@ -51,24 +50,16 @@ struct Numbered {
   GPUOPT_INLINE void round(int i, const Scalars& s, float& var, float* slot) const {
     constexpr int num_slots = Rule::num_slots - Rule::num_averages;
     constexpr int words = (num_slots + 4) / 4;
-    const unsigned long long key = word(s.rounding_key_0, 0) | word(s.rounding_key_1, 16) |
-                                   word(s.rounding_key_2, 32) | word(s.rounding_key_3, 48);
-    const unsigned long long state =
-        key + static_cast<unsigned long long>(first) * (words * golden) + (i * words + 1) * golden;
-    unsigned long long random = mix(state);
+    const unsigned long long number = static_cast<unsigned long long>(first + i) * words;
+    unsigned long long random = Rule::random(number, s);
     if (IsRounded::of(0)) round_by(var, random & 0xffffu);
 #pragma unroll
     for (int k = 1; k <= num_slots; ++k) {
-      if (k % 4 == 0) random = mix(state + k / 4 * golden);
+      if (k % 4 == 0) random = Rule::random(number + k / 4, s);
       if (IsRounded::of(k))
         round_by(slot[Rule::num_averages + k - 1],
                  static_cast<unsigned int>(random >> k % 4 * 16) & 0xffffu);
     }
-  }
-
- private:
-  GPUOPT_INLINE static unsigned long long word(float bits, int place) {
-    return static_cast<unsigned long long>(static_cast<unsigned int>(bits)) << place;
   }
 };
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuopt.rules.rounded import BFLOAT16, ROUNDING_SCALARS, key_of_step, round_at_random
+from gpuopt.rules.rounded import BFLOAT16, ROUNDING, key_of_step, round_at_random
 
 pytestmark = pytest.mark.value
 
@@ -34,7 +34,7 @@ def test_the_bits_are_those_of_the_published_generator() -> None:
     seed, step, size = 2**63 - 1, 10**12, 50
     key = next_word((next_word(seed) + step * GOLDEN) % WORD)
     scalars = key_of_step(seed, step)
-    assert tuple(scalars) == ROUNDING_SCALARS
+    assert tuple(scalars) == ROUNDING.scalars
     values = [float(each) for each in scalars.values()]
     assert sum(int(each) << 16 * place for place, each in enumerate(values)) == key
     arrays = [np.random.default_rng(k).normal(size=size).astype(np.float32) for k in range(5)]

@@ -5,6 +5,7 @@ It is gradient noise, beside a model of it in float64 that has its own generator
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -41,7 +42,7 @@ def mixed(bits: int) -> int:
 
 def normal(step: int, size: int, name: str) -> np.ndarray:
     """Returns the normal numbers of the elements of a variable in some step."""
-    first = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") // 4
+    first = int.from_bytes(hashlib.sha256(f"{name}:0".encode()).digest()[:8], "big") // 4
     golden = 0x9E3779B97F4A7C15
     key = mixed(mixed(SEED + golden & _WORD) + (step + 1) * golden & _WORD)
     words = [mixed(key + (number + 1) * golden & _WORD) for number in range(first, first + size)]
@@ -72,7 +73,7 @@ class NoisyModel(Model):
     def _update(self, label: str, gradient: np.ndarray, rows: Any, rate: float) -> None:
         named: Any = ... if rows is None else np.unique(rows).astype(int)
         noisy = np.array(gradient)
-        noisy[named] += noise(self.count, gradient.shape)[named]
+        noisy[named] += noise(self.count, gradient.shape, label)[named]
         super()._update(label, noisy, rows, rate)
 
 
@@ -259,8 +260,53 @@ def test_elements_are_numbered_in_the_order_of_their_indices(view: str, make: An
     }[view]
     v, gradient = w.copy(), drawn(1, w.shape)
     make(0.5, **NOISE).apply_gradients([(gradient, w)])
-    make(0.5).apply_gradients([((gradient + noise(0, w.shape, "array")).astype(np.float32), v)])
+    make(0.5).apply_gradients([((gradient + noise(0, w.shape, "")).astype(np.float32), v)])
     np.testing.assert_allclose(w, v, atol=1e-5)
+
+
+def noise_in(w: gpuopt.Variable, optimizer: Any) -> np.ndarray:
+    """Returns what a step of gradient descent by 0 takes from a variable of zeros."""
+    w.assign(np.zeros(w.shape, np.float32))
+    optimizer.apply_gradients([(np.zeros(w.shape, np.float32), w)])
+    return w.numpy()
+
+
+def test_variables_of_one_name_or_none_have_noise_of_their_own_in_the_order_of_steps() -> None:
+    """The names that they have in this process do not count."""
+    beside = gpuopt.Variable(0.0, name="w")
+    for name in ("w", None):
+        seen = []
+        for _ in range(2):
+            optimizer = gpuopt.GradientDescentOptimizer(1.0, **noise_of(1.0, 0.0, SEED))
+            variables = [gpuopt.Variable(np.zeros(50, np.float32), name=name) for _ in range(2)]
+            for w in variables:
+                noise_in(w, optimizer)
+            seen.append([noise_in(w, optimizer) for w in reversed(variables)])
+        np.testing.assert_array_equal(seen[0], seen[1])
+        assert np.abs(np.corrcoef(seen[0])[0, 1]) < 0.5
+    assert beside.name == "w"
+
+
+def test_an_optimizer_that_is_copied_with_its_variables_goes_on() -> None:
+    _ = gpuopt.Variable(0.0, name="w").name
+    w = gpuopt.Variable(np.zeros(50, np.float32), name="w")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, **NOISE)
+    noise_in(w, optimizer)
+    v, copied = copy.deepcopy((w, optimizer))
+    np.testing.assert_array_equal(noise_in(v, copied), noise_in(w, optimizer))
+
+
+def test_copies_of_a_mirrored_variable_have_the_same_noise() -> None:
+    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
+    w = strategy.variable(np.zeros(50, np.float32), name="w")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, **NOISE)
+
+    def step(w: gpuopt.Variable) -> None:
+        optimizer.apply_gradients([(np.zeros(50, np.float32), w)])
+
+    strategy.run(step, (w,))
+    for each in w.replicas:
+        np.testing.assert_allclose(-each.numpy(), noise(0, (50,), "w"), atol=1e-5)
 
 
 @pytest.mark.parametrize("by_saver", [False, True], ids=["state_dict", "Saver"])

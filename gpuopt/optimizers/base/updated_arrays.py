@@ -50,7 +50,7 @@ def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[I
     _check_coded_blocks({name: slots[name] for name in map(scales_name, stored.coded)}, variable)
     arrays = [slot.unread_storage for slot in slots.values()]
     identities = [variable.identity, *(slot.identity for slot in slots.values())]
-    first = sum(option.first_number(variable) for option in optimizer.stage_options)
+    first = optimizer.state.first_number(variable.identity) if optimizer.stage_options else 0
     target = Target(variable.unread_storage, arrays, first_number=first)
     codecs = codecs_of(target)
     own = zip(optimizer.rule.slots, codecs.slots, strict=False)  # without those of scales

@@ -101,7 +101,7 @@ class Program:
         }
         start = {label: self.rng.normal(size=shape) for label, shape in SHAPES.items()}
         self.real = {
-            label: Variable(value.astype(self.dtypes[label]), device=self.places[label])
+            label: Variable(value.astype(self.dtypes[label]), label, device=self.places[label])
             for label, value in start.items()
         }
         self.other = Variable(np.zeros(3, np.float32))
