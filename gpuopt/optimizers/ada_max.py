@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -29,15 +29,6 @@ class AdaMaxOptimizer(AdamOptimizer):
 
     `v` is the paper's `u`. A sparse gradient updates the rows it names. `beta1^t` is the variable
     `beta1_power`, as Adam's. It is TensorFlow's `contrib.opt.AdaMaxOptimizer`.
-
-    Args:
-        learning_rate: Step size.
-        beta1: Decay of the gradient's average `m`.
-        beta2: Decay of the largest gradient `v`.
-        epsilon: Keeps the division finite.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = ada_max
@@ -48,7 +39,7 @@ class AdaMaxOptimizer(AdamOptimizer):
         self,
         learning_rate: Hyperparameter = 0.001,
         beta1: Hyperparameter = 0.9,
-        beta2: Hyperparameter = 0.999,
+        beta2: Annotated[Hyperparameter, "Decay of the largest gradient `v`."] = 0.999,
         epsilon: Hyperparameter = 1e-8,
         use_locking: bool = False,
         name: str = "AdaMax",

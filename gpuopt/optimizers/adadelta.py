@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -38,23 +38,17 @@ class AdadeltaOptimizer(RuleOptimizer):
 
     The paper's step is `learning_rate=1`. A sparse gradient updates the rows it names; the averages
     `A` and `U` do not decay elsewhere.
-
-    Args:
-        learning_rate: Scales the paper's step.
-        rho: Decay of both averages.
-        epsilon: Added inside both roots; the first steps have about its root's size.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = adadelta
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.001,
-        rho: Hyperparameter = 0.95,
-        epsilon: Hyperparameter = 1e-8,
+        learning_rate: Annotated[Hyperparameter, "Scales the paper's step."] = 0.001,
+        rho: Annotated[Hyperparameter, "Decay of both averages."] = 0.95,
+        epsilon: Annotated[
+            Hyperparameter, "Added inside both roots; the first steps have about its root's size."
+        ] = 1e-8,
         use_locking: bool = False,
         name: str = "Adadelta",
         **common: Unpack[Additions],

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
 from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
+    Range,
     RuleOptimizer,
-    require_positive,
+    check_numbers,
     update_rule,
 )
 
@@ -29,29 +30,19 @@ class AdagradOptimizer(RuleOptimizer):
         w -= learning_rate * g / sqrt(n)
 
     There is no epsilon: `n` starts above zero instead. A sparse gradient updates the rows it names.
-
-    Args:
-        learning_rate: Step size.
-        initial_accumulator_value: What `n` starts with, above 0.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
-    Raises:
-        ValueError: `initial_accumulator_value` is not positive.
     """
 
     rule = adagrad
 
     def __init__(
         self,
-        learning_rate: Hyperparameter,
-        initial_accumulator_value: float = 0.1,
+        learning_rate: Annotated[Hyperparameter, "Step size."],
+        initial_accumulator_value: Annotated[float, Range(above=0), "What `n` starts with."] = 0.1,
         use_locking: bool = False,
         name: str = "Adagrad",
         **common: Unpack[Additions],
     ) -> None:
-        require_positive(initial_accumulator_value=initial_accumulator_value)
+        check_numbers(type(self), initial_accumulator_value=initial_accumulator_value)
         super().__init__(
             {"use_locking": use_locking, "name": name, **common}, learning_rate=learning_rate
         )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
 from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
+    Range,
     RuleOptimizer,
-    require_positive,
+    check_numbers,
     update_rule,
 )
 from gpuopt.step.step import checked_global_step
@@ -45,18 +46,7 @@ class AdagradDAOptimizer(RuleOptimizer):
     `apply_gradients` increments. A sparse gradient rebuilds the rows it names, with the current
     `T`.
 
-    Args:
-        learning_rate: Step size.
-        global_step: The scalar variable or array that counts the steps.
-        initial_gradient_squared_accumulator_value: What `n` starts with, above 0.
-        l1_regularization_strength: Makes weights exactly 0.
-        l2_regularization_strength: Makes weights small.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
     Raises:
-        ValueError: `initial_gradient_squared_accumulator_value` is not positive.
         TypeError: `global_step` is not a scalar variable or array.
     """
 
@@ -64,17 +54,20 @@ class AdagradDAOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Hyperparameter,
-        global_step: Any,
-        initial_gradient_squared_accumulator_value: float = 0.1,
-        l1_regularization_strength: Hyperparameter = 0.0,
-        l2_regularization_strength: Hyperparameter = 0.0,
+        learning_rate: Annotated[Hyperparameter, "Step size."],
+        global_step: Annotated[Any, "The scalar variable or array that counts the steps."],
+        initial_gradient_squared_accumulator_value: Annotated[
+            float, Range(above=0), "What `n` starts with."
+        ] = 0.1,
+        l1_regularization_strength: Annotated[Hyperparameter, "Makes weights exactly 0."] = 0.0,
+        l2_regularization_strength: Annotated[Hyperparameter, "Makes weights small."] = 0.0,
         use_locking: bool = False,
         name: str = "AdagradDA",
         **common: Unpack[Additions],
     ) -> None:
-        require_positive(
-            initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value
+        check_numbers(
+            type(self),
+            initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value,
         )
         super().__init__(
             {"use_locking": use_locking, "name": name, **common},

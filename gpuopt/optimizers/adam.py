@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from gpuopt.optimizers.base import (
     undoable,
     update_rule,
 )
+from gpuopt.optimizers.base.catching_up import CATCH_UP
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range
@@ -62,19 +63,6 @@ class AdamOptimizer(RuleOptimizer):
     type of the weights, shared by all variables and multiplied once in a step. A group that has a
     beta of its own has a power of its own, as if its beta had always been what it is: `t` counts
     the steps of the optimizer.
-
-    Args:
-        learning_rate: Step size.
-        beta1: Decay of the gradient's average `m`.
-        beta2: Decay of the squared gradient's average `v`.
-        epsilon: Keeps the division finite.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        catch_up: True updates rows lazily: a row without a gradient is brought up to date when it
-            is next read or updated, to the numbers that the steps in between would have given it.
-            "stepping" repeats these steps one by one. Tables must be variables that own their
-            memory.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = adam
@@ -86,14 +74,14 @@ class AdamOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.001,
-        beta1: Hyperparameter = 0.9,
-        beta2: Hyperparameter = 0.999,
-        epsilon: Hyperparameter = 1e-8,
+        learning_rate: Annotated[Hyperparameter, "Step size."] = 0.001,
+        beta1: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
+        beta2: Annotated[Hyperparameter, "Decay of the squared gradient's average `v`."] = 0.999,
+        epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
         use_locking: bool = False,
         name: str = "Adam",
         *,
-        catch_up: CatchUpOption = False,
+        catch_up: Annotated[CatchUpOption, CATCH_UP] = False,
         **common: Unpack[Additions],
     ) -> None:
         super().__init__(

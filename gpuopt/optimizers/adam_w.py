@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Annotated, Unpack
 
 from gpuopt.optimizers.adam import AdamOptimizer
 from gpuopt.optimizers.base import CatchUpOption, DecayAdditions, Hyperparameter
+from gpuopt.optimizers.base.catching_up import CATCH_UP
 from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
 
 
@@ -18,22 +19,6 @@ class AdamWOptimizer(RuleWithWeightDecay, AdamOptimizer):
     rounded to float32. A sparse gradient lets the rows decay that it names; Adam moves every row.
     `minimize` and `apply_gradients` take `decay_var_list`: the variables that decay, by default
     `decay_variables`. It is TensorFlow's `contrib.opt.AdamWOptimizer`.
-
-    Args:
-        weight_decay: The part of the weights that a step takes away.
-        decay_variables: Which variables decay, by default all: "matrices", or a function
-            of a Variable that returns True or False; see `RuleOptimizer`.
-        learning_rate: Step size.
-        beta1: Decay of the gradient's average `m`.
-        beta2: Decay of the squared gradient's average `v`.
-        epsilon: Keeps the division finite.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        catch_up: True updates rows lazily: a row without a gradient is brought up to date when it
-            is next read or updated, to the numbers that the steps in between would have given it.
-            "stepping" repeats these steps one by one. Tables must be variables that own their
-            memory.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     instead_of_all_rows = "extend_with_decoupled_weight_decay(LazyAdamOptimizer)"
@@ -48,7 +33,7 @@ class AdamWOptimizer(RuleWithWeightDecay, AdamOptimizer):
         use_locking: bool = False,
         name: str = "AdamW",
         *,
-        catch_up: CatchUpOption = False,
+        catch_up: Annotated[CatchUpOption, CATCH_UP] = False,
         **common: Unpack[DecayAdditions],
     ) -> None:
         super().__init__(

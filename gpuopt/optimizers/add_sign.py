@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from gpuopt.optimizers.base import (
     Unnamed,
     update_rule,
 )
+from gpuopt.optimizers.base.catching_up import CATCH_UP
 from gpuopt.optimizers.base.sign_decay import SignDecayFunction, SignOptimizer
 
 
@@ -35,20 +36,6 @@ class AddSignOptimizer(SignOptimizer):
     names; `m` decays in every row, as in TensorFlow. It is TensorFlow's
     `contrib.opt.AddSignOptimizer`.
 
-    Args:
-        learning_rate: Step size.
-        alpha: The factor of the gradient where the signs say nothing.
-        beta: Decay of the gradient's average `m`.
-        sign_decay_fn: Returns `decay` for the `global_step` that `apply_gradients` is given, before
-            it is counted up: `get_linear_decay_fn(...)`, say. Called once in each step.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        catch_up: True updates rows lazily: a row without a gradient is brought up to date when it
-            is next read or updated, to the numbers that the steps in between would have given it.
-            "stepping" repeats these steps one by one. Tables must be variables that own their
-            memory.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
     Raises:
         TypeError: `sign_decay_fn` is no function.
     """
@@ -59,14 +46,20 @@ class AddSignOptimizer(SignOptimizer):
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.1,
-        alpha: Hyperparameter = 1.0,
-        beta: Hyperparameter = 0.9,
-        sign_decay_fn: SignDecayFunction | None = None,
+        learning_rate: Annotated[Hyperparameter, "Step size."] = 0.1,
+        alpha: Annotated[
+            Hyperparameter, "The factor of the gradient where the signs say nothing."
+        ] = 1.0,
+        beta: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
+        sign_decay_fn: Annotated[
+            SignDecayFunction | None,
+            "Returns `decay` for the `global_step` that `apply_gradients` is given, before it is "
+            "counted up: `get_linear_decay_fn(...)`, say. Called once in each step.",
+        ] = None,
         use_locking: bool = False,
         name: str = "AddSignOptimizer",
         *,
-        catch_up: CatchUpOption = False,
+        catch_up: Annotated[CatchUpOption, CATCH_UP] = False,
         **common: Unpack[Additions],
     ) -> None:
         super().__init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from gpuopt.optimizers.base import (
     Hyperparameter,
     update_rule,
 )
-from gpuopt.optimizers.base.caution import CautiousOption
+from gpuopt.optimizers.base.caution import CAUTIOUS, CautiousOption
 
 
 @update_rule(squares=("v", "vhat"))
@@ -56,18 +56,6 @@ class AMSGradOptimizer(CautiousOption):
     A sparse gradient updates the rows it names. Python floats keep all digits. `t` is the variable
     `step`, float64, shared by all variables.
 
-    Args:
-        learning_rate: Step size.
-        beta1: Decay of the gradient's average `m`.
-        beta2: Decay of the squared gradient's average `v`.
-        epsilon: Keeps the division finite.
-        form: "torch" or "optax".
-        cautious: Whether elements move against their gradient alone, as in `TorchAdamWOptimizer`; a
-            sparse gradient then makes the step of a dense one.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
     Raises:
         ValueError: there is no such form.
     """
@@ -76,12 +64,12 @@ class AMSGradOptimizer(CautiousOption):
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.001,
-        beta1: Hyperparameter = 0.9,
-        beta2: Hyperparameter = 0.999,
-        epsilon: Hyperparameter = 1e-8,
-        form: Literal["torch", "optax"] = "torch",
-        cautious: bool = False,
+        learning_rate: Annotated[Hyperparameter, "Step size."] = 0.001,
+        beta1: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
+        beta2: Annotated[Hyperparameter, "Decay of the squared gradient's average `v`."] = 0.999,
+        epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
+        form: Annotated[Literal["torch", "optax"], '"torch" or "optax".'] = "torch",
+        cautious: Annotated[bool, CAUTIOUS] = False,
         **common: Unpack[Common],
     ) -> None:
         if form not in ("torch", "optax"):

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
 from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
+    Range,
     RuleOptimizer,
-    require_not_negative,
-    require_number,
+    check_numbers,
     update_rule,
 )
 
 # Keeps beta / learning_rate finite at a learning rate of 0, as TensorFlow does.
 _SMALLEST_LEARNING_RATE = np.float32(1e-36)
-_STRENGTHS = (
-    "l1_regularization_strength",
-    "l2_regularization_strength",
-    "l2_shrinkage_regularization_strength",
-)
 # Lost in the rounding of any sum above 1e-21, in float64 too.
 _SMALLEST_NUMBER = np.finfo(np.float32).tiny
 
@@ -66,44 +61,36 @@ class FtrlOptimizer(RuleOptimizer):
     The weights are rebuilt from `z`: a zero gradient on the first step sets them to 0. A sparse
     gradient rebuilds the rows it names. Where `n'` and `l2'` are 0, TensorFlow's sparse form gives
     NaN and its dense form 0; here both give 0.
-
-    Args:
-        learning_rate: Step size.
-        learning_rate_power: How fast the learning rate falls with `n`, at most 0.
-        initial_accumulator_value: What `n` starts with, at least 0.
-        l1_regularization_strength: Makes weights exactly 0; at least 0.
-        l2_regularization_strength: Stabilises, towards 0; at least 0.
-        accum_name: The last part of the names of the slots of `n`.
-        linear_name: The last part of the names of the slots of `z`.
-        l2_shrinkage_regularization_strength: An L2 penalty on the loss; at least 0.
-        beta: The paper's beta, 0 if None.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
-    Raises:
-        ValueError: a number is on the wrong side of 0.
     """
 
     rule = ftrl
 
     def __init__(
         self,
-        learning_rate: Hyperparameter,
-        learning_rate_power: Hyperparameter = -0.5,
-        initial_accumulator_value: float = 0.1,
-        l1_regularization_strength: Hyperparameter = 0.0,
-        l2_regularization_strength: Hyperparameter = 0.0,
+        learning_rate: Annotated[Hyperparameter, "Step size."],
+        learning_rate_power: Annotated[
+            Hyperparameter, Range(high=0), "How fast the learning rate falls with `n`."
+        ] = -0.5,
+        initial_accumulator_value: Annotated[float, Range(0), "What `n` starts with."] = 0.1,
+        l1_regularization_strength: Annotated[
+            Hyperparameter, Range(0), "Makes weights exactly 0."
+        ] = 0.0,
+        l2_regularization_strength: Annotated[
+            Hyperparameter, Range(0), "Stabilises, towards 0."
+        ] = 0.0,
         use_locking: bool = False,
         name: str = "Ftrl",
-        accum_name: str | None = None,
-        linear_name: str | None = None,
-        l2_shrinkage_regularization_strength: Hyperparameter = 0.0,
-        beta: Hyperparameter | None = None,
+        accum_name: Annotated[str | None, "The last part of the names of the slots of `n`."] = None,
+        linear_name: Annotated[
+            str | None, "The last part of the names of the slots of `z`."
+        ] = None,
+        l2_shrinkage_regularization_strength: Annotated[
+            Hyperparameter, Range(0), "An L2 penalty on the loss."
+        ] = 0.0,
+        beta: Annotated[Hyperparameter | None, "The paper's beta, 0 if None."] = None,
         **common: Unpack[Additions],
     ) -> None:
-        require_number(initial_accumulator_value=initial_accumulator_value)
-        require_not_negative(initial_accumulator_value=initial_accumulator_value)
+        check_numbers(type(self), initial_accumulator_value=initial_accumulator_value)
         super().__init__(
             {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
@@ -115,14 +102,6 @@ class FtrlOptimizer(RuleOptimizer):
         )
         self.initial_accumulator_value = initial_accumulator_value
         self._op_names = {"accum": accum_name or name, "linear": linear_name or name}
-
-    @classmethod
-    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
-        if name in _STRENGTHS:
-            require_not_negative(**{name: value})
-        if name == "learning_rate_power" and not callable(value) and not float(value) <= 0:
-            raise ValueError(f"learning_rate_power {value} needs to be negative or zero")
-        return super()._checked(name, value)
 
     def _initial_slot_values(self) -> Mapping[str, float]:
         return {"accum": self.initial_accumulator_value, "linear": 0.0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -82,31 +82,22 @@ class LAMBOptimizer(StepCountingOptimizer):
     A sparse gradient makes the step of a dense one, whose other rows are zero: all rows of `m`, `v`
     and the weights change. It is summed in memory of the variable's size and type. Python floats
     keep all digits. `t` is the variable `step`, float64, shared by all variables.
-
-    Args:
-        learning_rate: How far a variable moves, in units of its own norm.
-        beta1: Decay of the gradient's average `m`.
-        beta2: Decay of the squared gradient's average `v`.
-        epsilon: Keeps the division finite.
-        weight_decay: How much of the weights is in `u`.
-        decay_variables: Which variables decay, by default all: "matrices", or a function
-            of a Variable that returns True or False; see `RuleOptimizer`.
-        use_nvlamb: Whether variables without decay have the ratio of norms, too.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = lamb
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.001,
-        beta1: Hyperparameter = 0.9,
-        beta2: Hyperparameter = 0.999,
-        epsilon: Hyperparameter = 1e-6,
-        weight_decay: Hyperparameter = 0.01,
-        use_nvlamb: bool = False,
+        learning_rate: Annotated[
+            Hyperparameter, "How far a variable moves, in units of its own norm."
+        ] = 0.001,
+        beta1: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
+        beta2: Annotated[Hyperparameter, "Decay of the squared gradient's average `v`."] = 0.999,
+        epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-6,
+        weight_decay: Annotated[Hyperparameter, "How much of the weights is in `u`."] = 0.01,
+        use_nvlamb: Annotated[
+            bool, "Whether variables without decay have the ratio of norms, too."
+        ] = False,
         **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(

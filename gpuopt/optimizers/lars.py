@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -11,11 +11,10 @@ from gpuopt.optimizers.base import (
     DecayAdditions,
     DecayCommon,
     Hyperparameter,
+    Range,
     RuleOptimizer,
-    require_not_negative,
     update_rule,
 )
-from gpuopt.optimizers.base.hyperparameters import with_all_digits
 from gpuopt.optimizers.momentum import momentum as plain_momentum
 from gpuopt.optimizers.momentum import nesterov_momentum
 from gpuopt.rules.update_rule import UpdateRule
@@ -77,37 +76,29 @@ class LARSOptimizer(RuleOptimizer):
 
     The norms are over a whole variable, and the host waits for none.
 
-    Args:
-        learning_rate: Step size.
-        momentum: What remains of the accumulator after a step; not below 0.
-        weight_decay: How much of the weights is added to a gradient; not below 0.
-        decay_variables: Which variables decay, by default all: "matrices", or a function
-            of a Variable that returns True or False; see `RuleOptimizer`.
-        eeta: How far a variable moves in a step, in units of its own norm.
-        epsilon: Bounds the ratio where gradients are small.
-        name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-        skip_list: Texts, such as "bias".
-        use_nesterov: Look ahead along the accumulator.
-
     Raises:
-        ValueError: `momentum` or `weight_decay` is below 0.
         TypeError: `skip_list` is no list of texts.
     """
 
     rule = lars
+    _keeps_all_digits = True
 
     def __init__(
         self,
-        learning_rate: Hyperparameter,
-        momentum: Hyperparameter = 0.9,
-        weight_decay: Hyperparameter = 0.0001,
-        eeta: Hyperparameter = 0.001,
-        epsilon: Hyperparameter = 0.0,
+        learning_rate: Annotated[Hyperparameter, "Step size."],
+        momentum: Annotated[
+            Hyperparameter, Range(0), "What remains of the accumulator after a step."
+        ] = 0.9,
+        weight_decay: Annotated[
+            Hyperparameter, Range(0), "How much of the weights is added to a gradient."
+        ] = 0.0001,
+        eeta: Annotated[
+            Hyperparameter, "How far a variable moves in a step, in units of its own norm."
+        ] = 0.001,
+        epsilon: Annotated[Hyperparameter, "Bounds the ratio where gradients are small."] = 0.0,
         name: str = "LARSOptimizer",
-        skip_list: Iterable[str] | None = None,
-        use_nesterov: bool = False,
+        skip_list: Annotated[Iterable[str] | None, 'Texts, such as "bias".'] = None,
+        use_nesterov: Annotated[bool, "Look ahead along the accumulator."] = False,
         **common: Unpack[DecayAdditions],
     ) -> None:
         is_one = isinstance(skip_list, str) or not isinstance(skip_list, Iterable | None)
@@ -125,12 +116,6 @@ class LARSOptimizer(RuleOptimizer):
         )
         self._skipped = tuple(texts)
         self._is_nesterov = use_nesterov
-
-    @classmethod
-    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
-        if name in ("momentum", "weight_decay"):
-            require_not_negative(**{name: value})
-        return with_all_digits(super()._checked(name, value))
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         names = ("learning_rate", "weight_decay", "eeta", "epsilon")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -35,27 +35,21 @@ class LionOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
     A sparse gradient updates the rows it names, and lets them decay. `minimize` and
     `apply_gradients` take `decay_var_list`: the variables that decay, by default
     `decay_variables`. Python floats keep all digits.
-
-    Args:
-        learning_rate: How far each weight moves.
-        beta1: How much of `m`, against the gradient, is in the direction.
-        beta2: Decay of the gradient's average `m`.
-        weight_decay: Times the learning rate, the part of the weights that a step takes away.
-        decay_variables: Which variables decay, by default all: "matrices", or a function
-            of a Variable that returns True or False; see `RuleOptimizer`.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = lion
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.0001,
-        beta1: Hyperparameter = 0.9,
-        beta2: Hyperparameter = 0.99,
-        weight_decay: Hyperparameter = 0.0,
+        learning_rate: Annotated[Hyperparameter, "How far each weight moves."] = 0.0001,
+        beta1: Annotated[
+            Hyperparameter, "How much of `m`, against the gradient, is in the direction."
+        ] = 0.9,
+        beta2: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.99,
+        weight_decay: Annotated[
+            Hyperparameter,
+            "Times the learning rate, the part of the weights that a step takes away.",
+        ] = 0.0,
         **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(

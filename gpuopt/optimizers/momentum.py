@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, update_rule
 
@@ -34,14 +34,6 @@ class MomentumOptimizer(RuleOptimizer):
     The learning rate is not part of the accumulator `a`, so changing it rescales the whole history.
     Polyak 1964; Nesterov's form as in Sutskever et al. 2013, section 2. A sparse gradient updates
     the rows it names; `a` does not decay elsewhere.
-
-    Args:
-        learning_rate: Step size.
-        momentum: What remains of the accumulator after a step.
-        use_nesterov: Look ahead along the accumulator.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = momentum
@@ -49,11 +41,11 @@ class MomentumOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Hyperparameter,
-        momentum: Hyperparameter,
+        learning_rate: Annotated[Hyperparameter, "Step size."],
+        momentum: Annotated[Hyperparameter, "What remains of the accumulator after a step."],
         use_locking: bool = False,
         name: str = "Momentum",
-        use_nesterov: bool = False,
+        use_nesterov: Annotated[bool, "Look ahead along the accumulator."] = False,
         **common: Unpack[Additions],
     ) -> None:
         super().__init__(

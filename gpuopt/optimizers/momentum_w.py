@@ -18,17 +18,6 @@ class MomentumWOptimizer(RuleWithWeightDecay, MomentumOptimizer):
     rounded to float32. A sparse gradient updates the rows it names. `minimize` and
     `apply_gradients` take `decay_var_list`: the variables that decay, by default
     `decay_variables`. It is TensorFlow's `contrib.opt.MomentumWOptimizer`.
-
-    Args:
-        weight_decay: The part of the weights that a step takes away.
-        decay_variables: Which variables decay, by default all: "matrices", or a function
-            of a Variable that returns True or False; see `RuleOptimizer`.
-        learning_rate: Step size.
-        momentum: What remains of the accumulator after a step.
-        use_nesterov: Look ahead along the accumulator.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -61,29 +61,22 @@ class PartialRowWiseAdamOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
     type. So in float16 a row whose `v` comes above 65,504 has infinity there, and NaN after the
     next step, as in Adam; values of `v` below 6e-8 are 0. Keep tables with such gradients in
     bfloat16 or float32, or scale their gradients down.
-
-    Args:
-        learning_rate: Step size.
-        beta1: Decay of the gradient's average `m`.
-        beta2: Decay of the average `v` of a row's mean squares.
-        epsilon: Keeps the division finite.
-        weight_decay: Times the learning rate, the part of the weights that a step takes away.
-        decay_variables: Which variables decay, by default all: "matrices", or a function
-            of a Variable that returns True or False; see `RuleOptimizer`.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = partial_row_wise_adam
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.01,
-        beta1: Hyperparameter = 0.9,
-        beta2: Hyperparameter = 0.999,
-        epsilon: Hyperparameter = 1e-8,
-        weight_decay: Hyperparameter = 0.0,
+        learning_rate: Annotated[Hyperparameter, "Step size."] = 0.01,
+        beta1: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
+        beta2: Annotated[
+            Hyperparameter, "Decay of the average `v` of a row's mean squares."
+        ] = 0.999,
+        epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
+        weight_decay: Annotated[
+            Hyperparameter,
+            "Times the learning rate, the part of the weights that a step takes away.",
+        ] = 0.0,
         **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(

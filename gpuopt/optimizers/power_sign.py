@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
 from gpuopt.optimizers.base import (
     Additions,
+    AllDigits,
     CatchUpOption,
     Hyperparameter,
+    Range,
     Unnamed,
-    require_positive,
+    check_range,
     update_rule,
 )
-from gpuopt.optimizers.base.hyperparameters import with_all_digits
+from gpuopt.optimizers.base.catching_up import CATCH_UP
 from gpuopt.optimizers.base.sign_decay import SignDecayFunction, SignOptimizer
 
 
@@ -39,24 +41,8 @@ class PowerSignOptimizer(SignOptimizer):
     names; `m` decays in every row, as in TensorFlow. It is TensorFlow's
     `contrib.opt.PowerSignOptimizer`.
 
-    Args:
-        learning_rate: Step size.
-        base: What the gradient is multiplied by where the signs agree, and divided by where they do
-            not; above 0.
-        beta: Decay of the gradient's average `m`.
-        sign_decay_fn: Returns `decay` for the `global_step` that `apply_gradients` is given, before
-            it is counted up: `get_linear_decay_fn(...)`, say. Called once in each step.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        catch_up: True updates rows lazily: a row without a gradient is brought up to date when it
-            is next read or updated, to the numbers that the steps in between would have given it.
-            "stepping" repeats these steps one by one. Tables must be variables that own their
-            memory.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
     Raises:
         TypeError: `sign_decay_fn` is no function.
-        ValueError: `base` is not positive.
     """
 
     rule = power_sign
@@ -65,14 +51,24 @@ class PowerSignOptimizer(SignOptimizer):
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.1,
-        base: Hyperparameter = math.e,
-        beta: Hyperparameter = 0.9,
-        sign_decay_fn: SignDecayFunction | None = None,
+        learning_rate: Annotated[Hyperparameter, "Step size."] = 0.1,
+        base: Annotated[
+            Hyperparameter,
+            Range(above=0),
+            AllDigits,
+            "What the gradient is multiplied by where the signs agree, and divided by where they "
+            "do not.",
+        ] = math.e,
+        beta: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
+        sign_decay_fn: Annotated[
+            SignDecayFunction | None,
+            "Returns `decay` for the `global_step` that `apply_gradients` is given, before it is "
+            "counted up: `get_linear_decay_fn(...)`, say. Called once in each step.",
+        ] = None,
         use_locking: bool = False,
         name: str = "PowerSignOptimizer",
         *,
-        catch_up: CatchUpOption = False,
+        catch_up: Annotated[CatchUpOption, CATCH_UP] = False,
         **common: Unpack[Additions],
     ) -> None:
         super().__init__(
@@ -84,17 +80,9 @@ class PowerSignOptimizer(SignOptimizer):
         )
         self._set_catch_up(catch_up)
 
-    @classmethod
-    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
-        if name != "base":
-            return super()._checked(name, value)
-        if not callable(value):
-            require_positive(base=value)
-        return with_all_digits(super()._checked(name, value))
-
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         base = self._hyper("base")
-        require_positive(base=float(base))
+        check_range(type(self), "base", base)
         return {
             "learning_rate": real(self._hyper("learning_rate")),
             "exponent": real(np.float32(np.log(base))) * real(self._hyper("decay")),

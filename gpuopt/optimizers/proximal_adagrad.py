@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 
 from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
+    Range,
     RuleOptimizer,
-    require_positive,
+    check_numbers,
     update_rule,
 )
 
@@ -35,38 +36,30 @@ class ProximalAdagradOptimizer(RuleOptimizer):
         w = soft_threshold(w - e * g, e * l1) / (1 + l2 * e)
 
     A sparse gradient updates the rows it names.
-
-    Args:
-        learning_rate: Step size.
-        initial_accumulator_value: What `n` starts with, above 0.
-        l1_regularization_strength: Makes weights exactly 0.
-        l2_regularization_strength: Makes weights small.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
-    Raises:
-        ValueError: `initial_accumulator_value` is not positive.
     """
 
     rule = proximal_adagrad
+    hyperparameter_of: ClassVar[Mapping[str, str]] = {
+        "l1": "l1_regularization_strength",
+        "l2": "l2_regularization_strength",
+    }
 
     def __init__(
         self,
-        learning_rate: Hyperparameter,
-        initial_accumulator_value: float = 0.1,
-        l1_regularization_strength: Hyperparameter = 0.0,
-        l2_regularization_strength: Hyperparameter = 0.0,
+        learning_rate: Annotated[Hyperparameter, "Step size."],
+        initial_accumulator_value: Annotated[float, Range(above=0), "What `n` starts with."] = 0.1,
+        l1_regularization_strength: Annotated[Hyperparameter, "Makes weights exactly 0."] = 0.0,
+        l2_regularization_strength: Annotated[Hyperparameter, "Makes weights small."] = 0.0,
         use_locking: bool = False,
         name: str = "ProximalAdagrad",
         **common: Unpack[Additions],
     ) -> None:
-        require_positive(initial_accumulator_value=initial_accumulator_value)
+        check_numbers(type(self), initial_accumulator_value=initial_accumulator_value)
         super().__init__(
             {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
-            l1=l1_regularization_strength,
-            l2=l2_regularization_strength,
+            l1_regularization_strength=l1_regularization_strength,
+            l2_regularization_strength=l2_regularization_strength,
         )
         self.initial_accumulator_value = initial_accumulator_value
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -25,23 +26,19 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
 
     Unlike gradient descent, a zero gradient still shrinks the weights. A sparse gradient updates
     the rows it names.
-
-    Args:
-        learning_rate: Step size.
-        l1_regularization_strength: Makes weights exactly 0.
-        l2_regularization_strength: Makes weights small.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = proximal_gradient_descent
+    hyperparameter_of: ClassVar[Mapping[str, str]] = {
+        "l1": "l1_regularization_strength",
+        "l2": "l2_regularization_strength",
+    }
 
     def __init__(
         self,
-        learning_rate: Hyperparameter,
-        l1_regularization_strength: Hyperparameter = 0.0,
-        l2_regularization_strength: Hyperparameter = 0.0,
+        learning_rate: Annotated[Hyperparameter, "Step size."],
+        l1_regularization_strength: Annotated[Hyperparameter, "Makes weights exactly 0."] = 0.0,
+        l2_regularization_strength: Annotated[Hyperparameter, "Makes weights small."] = 0.0,
         use_locking: bool = False,
         name: str = "ProximalGradientDescent",
         **common: Unpack[Additions],
@@ -49,6 +46,6 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
         super().__init__(
             {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
-            l1=l1_regularization_strength,
-            l2=l2_regularization_strength,
+            l1_regularization_strength=l1_regularization_strength,
+            l2_regularization_strength=l2_regularization_strength,
         )

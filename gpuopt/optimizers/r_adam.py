@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from gpuopt.optimizers.base import (
     Hyperparameter,
     update_rule,
 )
-from gpuopt.optimizers.base.caution import CautiousOption
+from gpuopt.optimizers.base.caution import CAUTIOUS, CautiousOption
 
 # Below so many gradients, the average of their squares says too little.
 _FEWEST = 5.0
@@ -58,28 +58,17 @@ class RAdamOptimizer(CautiousOption):
 
     A sparse gradient updates the rows it names. Python floats keep all digits. `t` is the variable
     `step`, float64, shared by all variables.
-
-    Args:
-        learning_rate: Step size.
-        beta1: Decay of the gradient's average `m`.
-        beta2: Decay of the squared gradient's average `v`.
-        epsilon: Keeps the division finite.
-        cautious: Whether elements move against their gradient alone, as in `TorchAdamWOptimizer`; a
-            sparse gradient then makes the step of a dense one.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = r_adam
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.001,
-        beta1: Hyperparameter = 0.9,
-        beta2: Hyperparameter = 0.999,
-        epsilon: Hyperparameter = 1e-8,
-        cautious: bool = False,
+        learning_rate: Annotated[Hyperparameter, "Step size."] = 0.001,
+        beta1: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
+        beta2: Annotated[Hyperparameter, "Decay of the squared gradient's average `v`."] = 0.999,
+        epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
+        cautious: Annotated[bool, CAUTIOUS] = False,
         **common: Unpack[Common],
     ) -> None:
         super().__init__(

@@ -27,16 +27,6 @@ class RegAdagradOptimizer(AdagradOptimizer):
             optimizer.apply_gradients(...)    # w -= learning_rate * g / sqrt(n)
 
     All other steps are Adagrad's. It is TensorFlow's `contrib.opt.RegAdagradOptimizer`.
-
-    Args:
-        learning_rate: Step size.
-        initial_accumulator_value: What `n` starts with, above 0.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
-    Raises:
-        ValueError: `initial_accumulator_value` is not positive.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -59,16 +59,6 @@ class RMSPropOptimizer(RuleOptimizer):
     `r` starts at 1, not 0, and epsilon is inside the root: TensorFlow's choices, which make the
     first steps small. A sparse gradient updates the rows it names; elsewhere nothing decays, and
     momentum moves nothing.
-
-    Args:
-        learning_rate: Step size.
-        decay: Of the averages `r` and `mg`.
-        momentum: What remains of the buffer `b` after a step.
-        epsilon: Added inside the root.
-        centered: Divide by the deviation instead of the root mean square.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = rms_prop
@@ -76,12 +66,14 @@ class RMSPropOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Hyperparameter,
-        decay: Hyperparameter = 0.9,
-        momentum: Hyperparameter = 0.0,
-        epsilon: Hyperparameter = 1e-10,
+        learning_rate: Annotated[Hyperparameter, "Step size."],
+        decay: Annotated[Hyperparameter, "Of the averages `r` and `mg`."] = 0.9,
+        momentum: Annotated[Hyperparameter, "What remains of the buffer `b` after a step."] = 0.0,
+        epsilon: Annotated[Hyperparameter, "Added inside the root."] = 1e-10,
         use_locking: bool = False,
-        centered: bool = False,
+        centered: Annotated[
+            bool, "Divide by the deviation instead of the root mean square."
+        ] = False,
         name: str = "RMSProp",
         **common: Unpack[Additions],
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from gpuopt.optimizers.base import (
     AllDigitsOptimizer,
     DecayCommon,
     Hyperparameter,
-    require_not_negative,
-    require_number,
+    Range,
+    check_numbers,
     update_rule,
 )
 from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
@@ -50,35 +50,22 @@ class RowWiseAdagradOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
     type. So in float16 a row whose `n` comes above 65,504 has infinity there, and stays where it
     is from the next step on, but for its decay; mean squares below 6e-8 are 0. Keep tables with
     such gradients in bfloat16 or float32, or scale their gradients down.
-
-    Args:
-        learning_rate: Step size.
-        initial_accumulator_value: What `n` starts with, 0 or more.
-        epsilon: Keeps the division finite.
-        weight_decay: Times the learning rate, the part of the weights that a step takes away.
-        decay_variables: Which variables decay, by default all: "matrices", or a function
-            of a Variable that returns True or False; see `RuleOptimizer`.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
-    Raises:
-        TypeError: `initial_accumulator_value` is no number.
-        ValueError: `initial_accumulator_value` is negative or NaN.
     """
 
     rule = row_wise_adagrad
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.01,
-        initial_accumulator_value: float = 0.0,
-        epsilon: Hyperparameter = 1e-8,
-        weight_decay: Hyperparameter = 0.0,
+        learning_rate: Annotated[Hyperparameter, "Step size."] = 0.01,
+        initial_accumulator_value: Annotated[float, Range(0), "What `n` starts with."] = 0.0,
+        epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
+        weight_decay: Annotated[
+            Hyperparameter,
+            "Times the learning rate, the part of the weights that a step takes away.",
+        ] = 0.0,
         **common: Unpack[DecayCommon],
     ) -> None:
-        require_number(initial_accumulator_value=initial_accumulator_value)
-        require_not_negative(initial_accumulator_value=initial_accumulator_value)
+        check_numbers(type(self), initial_accumulator_value=initial_accumulator_value)
         super().__init__(weight_decay, common, learning_rate=learning_rate, epsilon=epsilon)
         self.initial_accumulator_value = initial_accumulator_value
 

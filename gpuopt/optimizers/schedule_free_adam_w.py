@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizers.base import DecayCommon, Hyperparameter, update_rule
+from gpuopt.optimizers.base import DecayCommon, Hyperparameter, Range, update_rule
 from gpuopt.optimizers.base.schedule_free import ScheduleFreeOptimizer
 
 
@@ -48,32 +48,19 @@ class ScheduleFreeAdamWOptimizer(ScheduleFreeOptimizer):
     sparse gradient updates the rows it names: the average of a row that it does not name stays
     where it is. Python floats keep all digits. The variables `step`, `weight_sum` and
     `largest_learning_rate` are float64; of the last two, each group has its own.
-
-    Args:
-        learning_rate: Step size of `z`.
-        beta1: How much of `y` is `x`. Above 0.
-        beta2: Decay of the squared gradient's average `v`.
-        epsilon: Keeps the division finite.
-        weight_decay: Times the learning rate, the part of `y` that a step takes from `z`.
-        decay_variables: Which variables decay, by default all: "matrices", or a function
-            of a Variable that returns True or False; see `RuleOptimizer`.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
-    Raises:
-        ValueError: `beta1` is not positive.
     """
 
     rule = schedule_free_adam_w
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.0025,
-        beta1: Hyperparameter = 0.9,
-        beta2: Hyperparameter = 0.999,
-        epsilon: Hyperparameter = 1e-8,
-        weight_decay: Hyperparameter = 0.0,
+        learning_rate: Annotated[Hyperparameter, "Step size of `z`."] = 0.0025,
+        beta1: Annotated[Hyperparameter, Range(above=0), "How much of `y` is `x`."] = 0.9,
+        beta2: Annotated[Hyperparameter, "Decay of the squared gradient's average `v`."] = 0.999,
+        epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
+        weight_decay: Annotated[
+            Hyperparameter, "Times the learning rate, the part of `y` that a step takes from `z`."
+        ] = 0.0,
         **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizers.base import DecayCommon, Hyperparameter, update_rule
+from gpuopt.optimizers.base import DecayCommon, Hyperparameter, Range, update_rule
 from gpuopt.optimizers.base.schedule_free import ScheduleFreeOptimizer
 
 
@@ -43,28 +43,19 @@ class ScheduleFreeSGDOptimizer(ScheduleFreeOptimizer):
     average of a row that it does not name stays where it is. Python floats keep all digits. The
     variables `step`, `weight_sum` and `largest_learning_rate` are float64; of the last two, each
     group has its own.
-
-    Args:
-        learning_rate: Step size of `z`: about ten times that of SGD with momentum.
-        beta1: How much of `y` is `x`; peers call it momentum. Above 0.
-        weight_decay: How much of `y` is added to a gradient.
-        decay_variables: Which variables decay, by default all: "matrices", or a function
-            of a Variable that returns True or False; see `RuleOptimizer`.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
-    Raises:
-        ValueError: `beta1` is not positive.
     """
 
     rule = schedule_free_sgd
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 1.0,
-        beta1: Hyperparameter = 0.9,
-        weight_decay: Hyperparameter = 0.0,
+        learning_rate: Annotated[
+            Hyperparameter, "Step size of `z`: about ten times that of SGD with momentum."
+        ] = 1.0,
+        beta1: Annotated[
+            Hyperparameter, Range(above=0), "How much of `y` is `x`; peers call it momentum."
+        ] = 0.9,
+        weight_decay: Annotated[Hyperparameter, "How much of `y` is added to a gradient."] = 0.0,
         **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
 from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
+    Range,
     StepCountingOptimizer,
-    require_not_negative,
+    check_numbers,
     update_rule,
 )
 
@@ -38,31 +39,21 @@ class TorchAdagradOptimizer(StepCountingOptimizer):
 
     A sparse gradient updates the rows it names. Python floats keep all digits. `t` is the variable
     `step`, float64, shared by all variables.
-
-    Args:
-        learning_rate: Step size.
-        learning_rate_decay: How fast the step size falls with the steps.
-        epsilon: Added to the root.
-        initial_accumulator_value: What `n` starts with, 0 or more.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
-    Raises:
-        ValueError: `initial_accumulator_value` is negative.
     """
 
     rule = torch_adagrad
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.01,
-        learning_rate_decay: Hyperparameter = 0.0,
-        epsilon: Hyperparameter = 1e-10,
-        initial_accumulator_value: float = 0.0,
+        learning_rate: Annotated[Hyperparameter, "Step size."] = 0.01,
+        learning_rate_decay: Annotated[
+            Hyperparameter, "How fast the step size falls with the steps."
+        ] = 0.0,
+        epsilon: Annotated[Hyperparameter, "Added to the root."] = 1e-10,
+        initial_accumulator_value: Annotated[float, Range(0), "What `n` starts with."] = 0.0,
         **common: Unpack[Common],
     ) -> None:
-        require_not_negative(initial_accumulator_value=initial_accumulator_value)
+        check_numbers(type(self), initial_accumulator_value=initial_accumulator_value)
         super().__init__(
             common,
             learning_rate=learning_rate,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -31,35 +31,28 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
     `apply_gradients` take `decay_var_list`: the variables that decay, by default
     `decay_variables`. Python floats keep all digits. `t` is the variable `step`, float64, shared by
     all variables.
-
-    Args:
-        learning_rate: Step size.
-        beta1: Decay of the gradient's average `m`.
-        beta2: Decay of the squared gradient's average `v`.
-        epsilon: Keeps the division finite.
-        weight_decay: Times the learning rate, the part of the weights that a step takes away.
-        decay_variables: Which variables decay, by default all: "matrices", or a function
-            of a Variable that returns True or False; see `RuleOptimizer`.
-        cautious: Whether elements move against their gradient alone: a step `u` becomes
-            `u * k / max(mean(k), 0.001)`, where `k` is 1 if `u * g < 0`, else 0 (Liang et al. 2024,
-            in timm's form; the authors' code multiplies by `size / (sum(k) + 1)`). The mean is over
-            the variable, so that a sparse gradient makes the step of a dense one; but only the rows
-            that it names decay.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = adam
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.001,
-        beta1: Hyperparameter = 0.9,
-        beta2: Hyperparameter = 0.999,
-        epsilon: Hyperparameter = 1e-8,
-        weight_decay: Hyperparameter = 0.01,
-        cautious: bool = False,
+        learning_rate: Annotated[Hyperparameter, "Step size."] = 0.001,
+        beta1: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
+        beta2: Annotated[Hyperparameter, "Decay of the squared gradient's average `v`."] = 0.999,
+        epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
+        weight_decay: Annotated[
+            Hyperparameter,
+            "Times the learning rate, the part of the weights that a step takes away.",
+        ] = 0.01,
+        cautious: Annotated[
+            bool,
+            "Whether elements move against their gradient alone: a step `u` becomes `u * k / "
+            "max(mean(k), 0.001)`, where `k` is 1 if `u * g < 0`, else 0 (Liang et al. 2024, in "
+            "timm's form; the authors' code multiplies by `size / (sum(k) + 1)`). The mean is "
+            "over the variable, so that a sparse gradient makes the step of a dense one; but only "
+            "the rows that it names decay.",
+        ] = False,
         **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(

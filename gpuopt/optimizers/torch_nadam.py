@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 
 from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
-    require_not_negative,
+    Range,
 )
-from gpuopt.optimizers.base.caution import CautiousOption
+from gpuopt.optimizers.base.caution import CAUTIOUS, CautiousOption
 from gpuopt.optimizers.nadam import nadam
-from gpuopt.state.state import Range
+from gpuopt.state.state import Range as StateRange
 
 
 class TorchNAdamOptimizer(CautiousOption):
@@ -35,21 +35,6 @@ class TorchNAdamOptimizer(CautiousOption):
     A sparse gradient updates the rows it names. Python floats keep all digits. `t` is the variable
     `step`, shared by all variables, and the product of `mu` so far `mu_product`, of which each
     group has its own; both are float64.
-
-    Args:
-        learning_rate: Step size.
-        beta1: Decay of the gradient's average `m`.
-        beta2: Decay of the squared gradient's average `v`.
-        epsilon: Keeps the division finite.
-        momentum_decay: How fast `mu` grows; not below 0.
-        cautious: Whether elements move against their gradient alone, as in `TorchAdamWOptimizer`; a
-            sparse gradient then makes the step of a dense one.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
-    Raises:
-        ValueError: `momentum_decay` is below 0.
     """
 
     rule = nadam
@@ -57,12 +42,12 @@ class TorchNAdamOptimizer(CautiousOption):
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.002,
-        beta1: Hyperparameter = 0.9,
-        beta2: Hyperparameter = 0.999,
-        epsilon: Hyperparameter = 1e-8,
-        momentum_decay: Hyperparameter = 0.004,
-        cautious: bool = False,
+        learning_rate: Annotated[Hyperparameter, "Step size."] = 0.002,
+        beta1: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
+        beta2: Annotated[Hyperparameter, "Decay of the squared gradient's average `v`."] = 0.999,
+        epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
+        momentum_decay: Annotated[Hyperparameter, Range(0), "How fast `mu` grows."] = 0.004,
+        cautious: Annotated[bool, CAUTIOUS] = False,
         **common: Unpack[Common],
     ) -> None:
         super().__init__(
@@ -75,14 +60,8 @@ class TorchNAdamOptimizer(CautiousOption):
             momentum_decay=momentum_decay,
         )
 
-    @classmethod
-    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
-        if name == "momentum_decay":
-            require_not_negative(momentum_decay=value)
-        return super()._checked(name, value)
-
-    def _counter_ranges(self) -> Mapping[str, Range]:
-        return {"mu_product": Range(-1.0, 1.0, np.float64)}
+    def _counter_ranges(self) -> Mapping[str, StateRange]:
+        return {"mu_product": StateRange(-1.0, 1.0, np.float64)}
 
     def _mu(self, step: np.float64) -> np.float64:
         beta1, momentum_decay = self._given("beta1", "momentum_decay")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -101,16 +101,6 @@ class TorchRMSpropOptimizer(AllDigitsOptimizer):
 
     A sparse gradient updates the rows it names; elsewhere nothing decays, and momentum moves
     nothing. Python floats keep all digits.
-
-    Args:
-        learning_rate: Step size.
-        decay: Of the averages `r` and `mg`.
-        epsilon: Added to the root.
-        momentum: What remains of the buffer `b` after a step.
-        centered: Divide by the deviation instead of the root mean square.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = torch_rms_prop
@@ -118,11 +108,13 @@ class TorchRMSpropOptimizer(AllDigitsOptimizer):
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.01,
-        decay: Hyperparameter = 0.99,
-        epsilon: Hyperparameter = 1e-8,
-        momentum: Hyperparameter = 0.0,
-        centered: bool = False,
+        learning_rate: Annotated[Hyperparameter, "Step size."] = 0.01,
+        decay: Annotated[Hyperparameter, "Of the averages `r` and `mg`."] = 0.99,
+        epsilon: Annotated[Hyperparameter, "Added to the root."] = 1e-8,
+        momentum: Annotated[Hyperparameter, "What remains of the buffer `b` after a step."] = 0.0,
+        centered: Annotated[
+            bool, "Divide by the deviation instead of the root mean square."
+        ] = False,
         **common: Unpack[Common],
     ) -> None:
         hyperparameters = {"learning_rate": learning_rate, "decay": decay, "epsilon": epsilon}

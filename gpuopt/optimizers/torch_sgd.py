@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -62,18 +62,6 @@ class TorchSGDOptimizer(StepCountingOptimizer):
     A sparse gradient updates the rows it names; `a` does not decay elsewhere. Python floats keep
     all digits. The variable `step`, float64, counts steps.
 
-    Args:
-        learning_rate: Step size.
-        momentum: What remains of the accumulator after a step.
-        dampening: The part of each gradient, after the first, that is left out of `a`.
-        weight_decay: How much of the weights is added to a gradient.
-        decay_variables: Which variables decay, by default all: "matrices", or a function
-            of a Variable that returns True or False; see `RuleOptimizer`.
-        use_nesterov: Look ahead along the accumulator.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
-
     Raises:
         ValueError: `use_nesterov` is given without momentum, or with dampening.
     """
@@ -82,11 +70,15 @@ class TorchSGDOptimizer(StepCountingOptimizer):
 
     def __init__(
         self,
-        learning_rate: Hyperparameter = 0.001,
-        momentum: Hyperparameter = 0.0,
-        dampening: Hyperparameter = 0.0,
-        weight_decay: Hyperparameter = 0.0,
-        use_nesterov: bool = False,
+        learning_rate: Annotated[Hyperparameter, "Step size."] = 0.001,
+        momentum: Annotated[Hyperparameter, "What remains of the accumulator after a step."] = 0.0,
+        dampening: Annotated[
+            Hyperparameter, "The part of each gradient, after the first, that is left out of `a`."
+        ] = 0.0,
+        weight_decay: Annotated[
+            Hyperparameter, "How much of the weights is added to a gradient."
+        ] = 0.0,
+        use_nesterov: Annotated[bool, "Look ahead along the accumulator."] = False,
         **common: Unpack[DecayCommon],
     ) -> None:
         has_momentum = callable(momentum) or momentum != 0

@@ -6,16 +6,24 @@ import gc
 import inspect
 import pickle
 import weakref
-from typing import TYPE_CHECKING, Any, Unpack, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack, get_args
 
 import numpy as np
 import pytest
 from every_optimizer import ARGUMENTS, make, optimizer_classes
 
 import gpuopt
-from gpuopt import Variable
-from gpuopt.optimizers.base import Common, Hyperparameter, HyperparameterName, RuleOptimizer
-from gpuopt.optimizers.base.hyperparameters import OfGroup
+from gpuopt import ParameterGroup, Variable
+from gpuopt.optimizers.base import (
+    AllDigits,
+    Common,
+    Hyperparameter,
+    HyperparameterName,
+    Range,
+    RuleOptimizer,
+)
+from gpuopt.optimizers.base.declared import declared
+from gpuopt.optimizers.base.names import OfGroup
 
 pytestmark = pytest.mark.contract
 
@@ -84,6 +92,57 @@ def test_an_unknown_argument_is_answered_with_the_known_ones(cls: Any) -> None:
     known = ".*".join(inspect.signature(cls).parameters)
     with pytest.raises(TypeError, match=f"{cls.__name__} takes no lr.*; it takes {known}"):
         cls(lr=0.1)
+
+
+class DeclaringOptimizer(RuleOptimizer):
+    """Descends."""
+
+    rule = gpuopt.MomentumOptimizer.rule
+    hyperparameter_of: ClassVar[dict[str, str]] = {"decay": "momentum"}
+
+    def __init__(
+        self,
+        learning_rate: Annotated[Hyperparameter, AllDigits, "Step size."],
+        momentum: Annotated[Hyperparameter, Range(0, 1), "What remains."] = 0.5,
+        mode: Annotated[Literal["a", "b"], 'Say "a", or "b".'] = "a",
+        other: Unknown | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(common, learning_rate=learning_rate, momentum=momentum)
+
+
+def test_what_stands_beside_a_type_is_checked_and_shown_in_help() -> None:
+    with pytest.raises(ValueError, match=r"^momentum must be at least 0 and at most 1, got 1\.5$"):
+        DeclaringOptimizer(0.1, 1.5)
+    with pytest.raises(ValueError, match=r'^group "b": momentum must be .*, got nan$'):
+        DeclaringOptimizer(0.1, groups=[ParameterGroup("b", momentum=np.nan)])
+    optimizer = DeclaringOptimizer(0.1, np.float32(1))
+    with pytest.raises(ValueError, match="momentum must be at least 0"):
+        optimizer.hyperparameters["momentum"] = -1
+    w = Variable(np.zeros(1), name="w")
+    optimizer.apply_gradients([(np.ones(1), w)])
+    assert w.numpy()[0] == -0.1  # which float32 rounds
+    args = inspect.getdoc(DeclaringOptimizer).partition("Descends.\n\nArgs:\n")[2]
+    assert args.startswith(
+        "    learning_rate: Step size.\n"
+        "    momentum: What remains; at least 0 and at most 1.\n"
+        '    mode: Say "a", or "b".\n'
+        "    other, "
+    )
+    for shown in (DeclaringOptimizer, DeclaringOptimizer.__init__):
+        types = inspect.signature(shown).parameters
+        assert types["momentum"].annotation == "Hyperparameter"
+        assert types["mode"].annotation == "Literal['a', 'b']"
+
+
+def test_a_subclass_has_the_ranges_of_the_constructor_that_it_extends() -> None:
+    class Own(gpuopt.FtrlOptimizer):
+        def __init__(self, rate: float, strength: float) -> None:
+            super().__init__(rate, l1_regularization_strength=strength)
+
+    Own(0.1, 0.5)
+    with pytest.raises(ValueError, match="l1_regularization_strength must be at least 0, got -1"):
+        Own(0.1, -1)
 
 
 def test_any_constructor_of_a_subclass_has_a_signature() -> None:
@@ -290,9 +349,8 @@ def test_an_optimizer_of_a_users_own_has_the_attributes_that_it_likes() -> None:
 
 def test_type_checkers_know_the_hyperparameters_of_every_optimizer() -> None:
     known = set(get_args(HyperparameterName))
-    classes = [getattr(gpuopt.optimizers, name) for name in gpuopt.optimizers.__all__]
-    takes = {name for cls in classes for name in inspect.signature(cls).parameters}
-    made = [make(name, clip_norm=1.0) for name in sorted(optimizer_classes())]
-    has = {name for optimizer in made for name in optimizer.hyperparameters}
-    assert has <= known <= has | takes
     assert OfGroup.__annotations__.keys() == known
+    for name, cls in optimizer_classes().items():
+        every = {each for each, given in declared(cls).items() if given.is_hyperparameter}
+        has = {*make(name).hyperparameters} - {*cls.derived_hyperparameters}
+        assert has <= every <= known & {*inspect.signature(cls).parameters}

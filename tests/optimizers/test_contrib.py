@@ -133,7 +133,7 @@ def test_wrong_arguments_are_refused_by_name() -> None:
             optimizer(sign_decay_fn=0.5)
     for base in (0.0, -1.0, lambda: -1.0):
         w = Variable(np.float32([1]))
-        with pytest.raises(ValueError, match="base must be positive"):
+        with pytest.raises(ValueError, match="base must be above 0"):
             gpuopt.PowerSignOptimizer(base=base).apply_gradients([(np.float32([1]), w)])
         assert w.numpy() == 1
 

@@ -154,8 +154,8 @@ def test_large_and_small_variables_step_in_each_form(
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"momentum": -0.1}, "momentum -0.1 needs to be positive or zero"),
-        ({"weight_decay": -0.1}, "weight_decay -0.1 needs to be positive or zero"),
+        ({"momentum": -0.1}, "momentum must be at least 0, got -0.1"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),
         ({"skip_list": "bias"}, "skip_list must be a list of texts, got 'bias'"),
         ({"skip_list": 3}, "skip_list must be a list of texts, got 3"),
         ({"skip_list": [3]}, r"skip_list must be a list of texts, got \[3\]"),

@@ -142,8 +142,8 @@ def test_the_accumulator_starts_as_asked(xp: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "error", "words"),
     [
-        (-1.0, ValueError, r"-1\.0 needs to be positive or zero"),
-        (np.nan, ValueError, "nan needs to be positive or zero"),
+        (-1.0, ValueError, r"must be at least 0, got -1\.0"),
+        (np.nan, ValueError, "must be at least 0, got nan"),
         ("much", TypeError, "must be a number, .*'much'"),
         (None, TypeError, "must be a number, .*None"),
         (lambda: 1.0, TypeError, "must be a number, got <function"),

@@ -209,7 +209,7 @@ def test_another_form_is_refused_by_name() -> None:
 
 @pytest.mark.contract
 def test_a_momentum_decay_below_0_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"momentum_decay -0\.1 needs to be positive or zero"):
+    with pytest.raises(ValueError, match=r"momentum_decay must be at least 0, got -0\.1"):
         gpuopt.TorchNAdamOptimizer(momentum_decay=-0.1)
 
 
@@ -315,5 +315,5 @@ def test_a_learning_rate_of_0_moves_nothing() -> None:
 @pytest.mark.contract
 def test_a_beta1_of_0_is_refused() -> None:
     for make in SCHEDULE_FREE:
-        with pytest.raises(ValueError, match=r"beta1 must be positive: 0\.0"):
+        with pytest.raises(ValueError, match=r"beta1 must be above 0, got 0\.0"):
             make(beta1=0.0)

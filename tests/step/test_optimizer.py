@@ -336,16 +336,20 @@ def test_bad_global_step_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: gpuopt.AdagradOptimizer(0.1, float("nan")), ValueError, "must be positive: nan"),
+        (
+            lambda: gpuopt.AdagradOptimizer(0.1, float("nan")),
+            ValueError,
+            "must be above 0",
+        ),
         (
             lambda: gpuopt.FtrlOptimizer(0.1, l1_regularization_strength=float("nan")),
             ValueError,
-            "l1_regularization_strength nan needs to be positive or zero",
+            "l1_regularization_strength must be at least 0, got nan",
         ),
         (
             lambda: gpuopt.FtrlOptimizer(0.1, learning_rate_power=float("nan")),
             ValueError,
-            "learning_rate_power nan needs to be negative or zero",
+            "learning_rate_power must be at most 0, got nan",
         ),
         (lambda: gpuopt.AdamOptimizer("fast"), TypeError, "learning_rate must be a number"),
         (lambda: gpuopt.AdamOptimizer(1j), TypeError, "learning_rate must be a number"),

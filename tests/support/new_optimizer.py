@@ -24,7 +24,7 @@ RULE = '''"""{name}."""
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from gpuopt.optimizers.base import (
     AllDigitsOptimizer,
@@ -47,17 +47,15 @@ class {name}Optimizer(AllDigitsOptimizer):
 
     FILL IN whose form it is. A sparse gradient updates the rows it names. Python floats keep all
     digits.
-
-    Args:
-        learning_rate: FILL IN, and the other arguments.
-        use_locking, name, on_nonfinite: See `Optimizer`.
-        groups: See `ParameterGroup`.
-        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = {module}
 
-    def __init__(self, learning_rate: Hyperparameter = 0.001, **common: Unpack[Common]) -> None:
+    def __init__(
+        self,
+        learning_rate: Annotated[Hyperparameter, "FILL IN, and the other arguments."] = 0.001,
+        **common: Unpack[Common],
+    ) -> None:
         super().__init__(common, learning_rate=learning_rate)
 '''
 

@@ -15,6 +15,8 @@ from typing import Any, ForwardRef
 
 from internal_names import internal_members
 
+from gpuopt.optimizers.base.declared import type_in
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ".venv/bin/python tests/support/public_api.py"
 PAGE = ROOT / "tests" / "project" / "public_api.txt"
@@ -154,6 +156,7 @@ def signature_of(function: Any) -> str:
 def as_written(annotation: Any) -> Any:
     if isinstance(annotation, ForwardRef):  # whose repr depends on the version of Python
         annotation = annotation.__forward_arg__
+    annotation = type_in(annotation)
     return Written(annotation) if isinstance(annotation, str) else annotation
 
 

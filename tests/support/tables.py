@@ -1,6 +1,7 @@
 """Writes from exports the pages of optimizers, their list in README.md, and docs/reference.
 
-And from Adam's rule, kernels/sample_program.cuh and the example of `gpuopt show`.
+From constructors it writes the names of hyperparameters for type checkers, and from Adam's rule
+kernels/sample_program.cuh and the example of `gpuopt show`.
 
 .venv/bin/python tests/support/tables.py
 """
@@ -22,6 +23,8 @@ from gpuopt import __main__ as command_line
 from gpuopt.backends.cuda.kernels.dense import dense_update
 from gpuopt.optimizers.adam import adam
 from gpuopt.optimizers.base import RuleOptimizer
+from gpuopt.optimizers.base.clipping import CLIPPING
+from gpuopt.optimizers.base.declared import declared
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ".venv/bin/python tests/support/tables.py"
@@ -29,6 +32,7 @@ README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "optimizers.md"
 REFERENCE = ROOT / "docs" / "reference"
 COMMAND_LINE = ROOT / "docs" / "command_line.md"
+NAMES = ROOT / "gpuopt" / "optimizers" / "base" / "names.py"
 PROGRAM = ROOT / "kernels" / "sample_program.cuh"
 # The text is compared as it is generated.
 SAMPLE = """\
@@ -40,6 +44,28 @@ SAMPLE = """\
 {rule}
 {program}
 """
+OF_TYPE_CHECKERS = '''\
+"""The hyperparameters of gpuopt's optimizers, which type checkers know by this list alone.
+
+`{command}` writes it from the constructors.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+from gpuopt.optimizers.base.declared import Hyperparameter
+
+HyperparameterName = Literal[
+{literals}
+]
+
+
+class OfGroup(TypedDict, total=False):
+    """The hyperparameters that a group may have."""
+
+{fields}
+'''
 
 
 def pages() -> dict[Path, Callable[[], str]]:
@@ -53,6 +79,7 @@ def pages() -> dict[Path, Callable[[], str]]:
         for each in exports.optimizers()
     }
     by_page = {README: readme, PAGE: partial(page, COMMAND), **one_by_one, **reference}
+    by_page[NAMES] = names_of_hyperparameters
     return {**by_page, PROGRAM: sample_program, COMMAND_LINE: partial(with_example, COMMAND_LINE)}
 
 
@@ -64,6 +91,18 @@ def readme() -> str:
     text, rows = re.subn(r"^\| \[?Optimizers\b.*$", row, README.read_text(), flags=re.MULTILINE)
     assert rows == 1, "README.md has no row that begins with | Optimizers"
     return text
+
+
+def names_of_hyperparameters() -> str:
+    of_all = [declared(each) for each in exports.optimizers()]
+    names = {name for each in of_all for name in each if each[name].is_hyperparameter}
+    names = [*sorted(names), *CLIPPING]
+    types = {name: f"Hyperparameter{' | None' * (name in CLIPPING)}" for name in names}
+    return OF_TYPE_CHECKERS.format(
+        command=COMMAND,
+        literals="\n".join(f'    "{name}",' for name in names),
+        fields="\n".join(f"    {name}: {each}" for name, each in types.items()),
+    )
 
 
 def sample_program() -> str:

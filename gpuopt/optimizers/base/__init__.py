@@ -2,14 +2,15 @@
 
 from gpuopt.optimizers.base.all_digits import AllDigitsOptimizer
 from gpuopt.optimizers.base.arguments import Additions, Common, DecayAdditions, DecayCommon
-from gpuopt.optimizers.base.groups import ParameterGroup
-from gpuopt.optimizers.base.hyperparameters import (
+from gpuopt.optimizers.base.declared import (
+    AllDigits,
     Hyperparameter,
-    HyperparameterName,
-    require_not_negative,
-    require_number,
-    require_positive,
+    Range,
+    check_numbers,
+    check_range,
 )
+from gpuopt.optimizers.base.groups import ParameterGroup
+from gpuopt.optimizers.base.names import HyperparameterName
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer, undoable
 from gpuopt.optimizers.base.step_counting import StepCountingOptimizer
 from gpuopt.rules.catch_up import CatchUpOption
@@ -19,6 +20,7 @@ from gpuopt.rules.update_rule import UpdateRule, update_rule
 
 __all__ = [
     "Additions",
+    "AllDigits",
     "AllDigitsOptimizer",
     "CatchUpOption",
     "Common",
@@ -29,13 +31,13 @@ __all__ = [
     "HyperparameterName",
     "Movement",
     "ParameterGroup",
+    "Range",
     "RuleOptimizer",
     "StepCountingOptimizer",
     "Unnamed",
     "UpdateRule",
-    "require_not_negative",
-    "require_number",
-    "require_positive",
+    "check_numbers",
+    "check_range",
     "undoable",
     "update_rule",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter, with_all_digits
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 
 
@@ -17,9 +16,7 @@ class AllDigitsOptimizer(RuleOptimizer):
     the type that the rule computes in.
     """
 
-    @classmethod
-    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
-        return with_all_digits(super()._checked(name, value))
+    _keeps_all_digits = True
 
     def _given(self, *names: str) -> list[np.float64]:
         """Returns hyperparameters of this step."""

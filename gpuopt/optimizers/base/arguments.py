@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypedDict,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 
 from gpuopt.optimizer import OnNonfinite, Optimizer
 from gpuopt.optimizers.base.decaying import DecayVariables
+from gpuopt.optimizers.base.declared import Hyperparameter, evaluated
 from gpuopt.optimizers.base.groups import ParameterGroup
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.optimizers.base.slot_options import SlotBits
 from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
 from gpuopt.state.slot_codecs import Masters, SlotDtype, SlotForm
@@ -65,16 +75,22 @@ class Common(Additions, total=False):
     name: str
 
 
+_DECAYING = (
+    'Which variables decay, by default all: "matrices", or a function of a Variable that returns '
+    "True or False; see `RuleOptimizer`."
+)
+
+
 class DecayAdditions(Additions, total=False):
     """`Additions` of optimizers with weight decay; see `RuleOptimizer`."""
 
-    decay_variables: DecayVariables
+    decay_variables: Annotated[DecayVariables, _DECAYING]
 
 
 class DecayCommon(Common, total=False):
     """`Common` of optimizers with weight decay; see `RuleOptimizer`."""
 
-    decay_variables: DecayVariables
+    decay_variables: Annotated[DecayVariables, _DECAYING]
 
 
 GIVEN_ONCE = frozenset({*DecayAdditions.__annotations__, "use_locking"})
@@ -169,10 +185,7 @@ class FullSignature:
     def _make(self, owner: type[Optimizer]) -> inspect.Signature:
         signature = inspect.signature(owner.__init__)
         _, *parameters = signature.parameters.values()
-        try:
-            annotations = inspect.get_annotations(owner.__init__, eval_str=True)
-        except NameError:  # one that only type checkers can evaluate
-            annotations = {}
+        annotations = evaluated(owner.__init__)
         if parameters and get_origin(annotations.get(parameters[-1].name)) is Unpack:
             [common] = get_args(annotations[parameters.pop().name])
             parameters += [

@@ -8,6 +8,12 @@ from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import SlotCodecs
 
+CATCH_UP = (
+    "True updates rows lazily: a row without a gradient is brought up to date when it is next read "
+    'or updated, to the numbers that the steps in between would have given it. "stepping" repeats '
+    "these steps one by one. Tables must be variables that own their memory."
+)
+
 _OF_SLOTS_ROUNDED_ONCE = "steps that rows make at once would be of slots that are rounded once"
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from gpuopt.optimizers.base.arguments import Common
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter
+from gpuopt.optimizers.base.declared import Hyperparameter
 from gpuopt.optimizers.base.step_counting import StepCountingOptimizer
 from gpuopt.rules.cautious import cautious as cautious_rule
 from gpuopt.variables.scalars import check_bool
+
+CAUTIOUS = (
+    "Whether elements move against their gradient alone, as in `TorchAdamWOptimizer`; a sparse "
+    "gradient then makes the step of a dense one."
+)
 
 
 class CautiousOption(StepCountingOptimizer):

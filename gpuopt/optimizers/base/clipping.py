@@ -8,8 +8,8 @@ from typing import Any, get_args
 from gpuopt.backends.clips import ClipForm
 from gpuopt.choices import is_one_of
 from gpuopt.optimizers.base.arguments import ClipFormName
+from gpuopt.optimizers.base.declared import Hyperparameter
 from gpuopt.optimizers.base.groups import ParameterGroup
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.step.clips import (
     CLIP_NORM,
     CLIP_VALUE,

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 from weakref import WeakKeyDictionary, WeakSet
 
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter, OfGroup
+from gpuopt.optimizers.base.declared import Hyperparameter
+from gpuopt.optimizers.base.names import OfGroup
 from gpuopt.variables.copied import Copied, Copy, describe_lost, found_again, to_copy
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable, global_variables

@@ -3,76 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Literal, SupportsFloat, TypedDict
+from typing import Any
 
 import numpy as np
 
 from gpuopt.locks import Lock
+from gpuopt.optimizers.base.declared import Hyperparameter
+from gpuopt.optimizers.base.names import HyperparameterName
 from gpuopt.step.step_numbers import FollowsSteps
 from gpuopt.step.user_code import call_user_code
 from gpuopt.variables.scalars import as_scalar
-
-# A number, something with a scalar value, or a function without arguments that returns one and is
-# called in each step.
-Hyperparameter = SupportsFloat | Callable[[], SupportsFloat]
-
-# Of gpuopt's optimizers. Type checkers know these alone.
-HyperparameterName = Literal[
-    "learning_rate",
-    "beta1",
-    "beta2",
-    "epsilon",
-    "epsilon_root",
-    "rho",
-    "momentum",
-    "dampening",
-    "weight_decay",
-    "alpha",
-    "beta",
-    "base",
-    "decay",
-    "momentum_decay",
-    "eeta",
-    "learning_rate_decay",
-    "learning_rate_power",
-    "l1",
-    "l2",
-    "l1_regularization_strength",
-    "l2_regularization_strength",
-    "l2_shrinkage_regularization_strength",
-    "clip_norm",
-    "clip_value",
-]
-
-
-class OfGroup(TypedDict, total=False):
-    """The hyperparameters that a group may have."""
-
-    learning_rate: Hyperparameter
-    beta1: Hyperparameter
-    beta2: Hyperparameter
-    epsilon: Hyperparameter
-    epsilon_root: Hyperparameter
-    rho: Hyperparameter
-    momentum: Hyperparameter
-    dampening: Hyperparameter
-    weight_decay: Hyperparameter
-    alpha: Hyperparameter
-    beta: Hyperparameter
-    base: Hyperparameter
-    decay: Hyperparameter
-    momentum_decay: Hyperparameter
-    eeta: Hyperparameter
-    learning_rate_decay: Hyperparameter
-    learning_rate_power: Hyperparameter
-    l1: Hyperparameter
-    l2: Hyperparameter
-    l1_regularization_strength: Hyperparameter
-    l2_regularization_strength: Hyperparameter
-    l2_shrinkage_regularization_strength: Hyperparameter
-    clip_norm: Hyperparameter | None
-    clip_value: Hyperparameter | None
-
 
 # Types of hyperparameters whose value cannot change.
 _NUMBER_TYPES = (float, int, np.float32, np.float64)
@@ -221,40 +161,3 @@ def _value_now(value: Any) -> Any:
     given = value.given if isinstance(value, WithAllDigits) else value
     is_ours = isinstance(given, FollowsSteps) and given._is_ours
     return value() if is_ours else call_user_code(value)
-
-
-def require_number(**numbers: SupportsFloat) -> None:
-    """Refuses what is no number, and functions: what a slot starts with is no hyperparameter.
-
-    Raises:
-        TypeError: a value is no real number.
-        ValueError: it is an array of numbers.
-    """
-    for name, value in numbers.items():
-        if callable(value):
-            raise TypeError(f"{name} must be a number, got {value!r}")
-        as_scalar(value, name)
-
-
-def require_positive(**hyperparameters: Any) -> None:
-    """Refuses the values that TensorFlow refuses, NaN, and what is no number.
-
-    Raises:
-        TypeError: a value is no real number.
-        ValueError: a number is not above 0.
-    """
-    require_number(**hyperparameters)
-    for name, value in hyperparameters.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive: {value}")
-
-
-def require_not_negative(**hyperparameters: Any) -> None:
-    """Refuses the values that TensorFlow refuses, and NaN; functions are not called.
-
-    Raises:
-        ValueError: a number is not 0 or above.
-    """
-    for name, value in hyperparameters.items():
-        if not callable(value) and not value >= 0:
-            raise ValueError(f"{name} {value} needs to be positive or zero")

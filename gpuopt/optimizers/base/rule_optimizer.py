@@ -25,9 +25,16 @@ from gpuopt.optimizers.base.arguments import (
 from gpuopt.optimizers.base.catching_up import checked_catch_up
 from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, clipping_of
 from gpuopt.optimizers.base.decaying import Decaying
+from gpuopt.optimizers.base.declared import (
+    Documented,
+    Hyperparameter,
+    check_range,
+    declared,
+    show_types_alone,
+)
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hook_refusals import refuse_options
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
+from gpuopt.optimizers.base.hyperparameters import Hyperparameters, with_all_digits
 from gpuopt.optimizers.base.numbers_by_count import unknown_hyperparameter
 from gpuopt.optimizers.base.slot_options import slot_codecs_of
 from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
@@ -156,8 +163,8 @@ class RuleOptimizer(Optimizer):
         TypeError: a hyperparameter is no number, an argument is unknown, a group names
             something else than a hyperparameter, or `averages` is no such thing. At the definition
             of a subclass: `rule` is a plain function.
-        ValueError: a hyperparameter is an array of numbers, two options cannot be had together,
-            or `Optimizer` refuses an argument.
+        ValueError: a hyperparameter is an array of numbers, or outside of its range, two options
+            cannot be had together, or `Optimizer` refuses an argument.
 
     Attributes:
         rule: The arithmetic of a step.
@@ -200,10 +207,15 @@ class RuleOptimizer(Optimizer):
     instead_of_all_rows: ClassVar[str] = ""
     catch_up: CatchUpOption = False
     _decaying: Decaying | None = None
+    # Whether none of its hyperparameters is rounded to float32; see `AllDigits`.
+    _keeps_all_digits: ClassVar[bool] = False
     __signature__ = FullSignature()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if text := vars(cls).get("__doc__"):
+            cls.__doc__ = Documented(text)  # type: ignore[assignment]
+        show_types_alone(vars(cls).get("__init__"))
         rule = vars(cls).get("rule")
         if callable(rule):
             raise TypeError(
@@ -353,7 +365,10 @@ class RuleOptimizer(Optimizer):
             )
         if not callable(value):
             as_scalar(value, name)
-        return value
+            check_range(cls, name, value)
+        marked = declared(cls).get(name)
+        keeps_all_digits = cls._keeps_all_digits or (marked and marked.keeps_all_digits)
+        return with_all_digits(value) if keeps_all_digits else value
 
     @property
     def global_norm(self) -> Any:

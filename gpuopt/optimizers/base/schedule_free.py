@@ -9,7 +9,6 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter, require_positive
 from gpuopt.optimizers.base.step_counting import StepCountingOptimizer
 from gpuopt.quietly import quietly
 from gpuopt.state.state import Range
@@ -30,12 +29,6 @@ class ScheduleFreeOptimizer(StepCountingOptimizer):
         "weight_sum": 0.0,
         "largest_learning_rate": 0.0,
     }
-
-    @classmethod
-    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
-        if name == "beta1" and not callable(value):
-            require_positive(beta1=value)
-        return super()._checked(name, value)
 
     def evaluation_weights(self, var: Any) -> Any:
         """Returns `x`, the average with which to evaluate a model.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.optimizers.base.arguments import Common
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter
+from gpuopt.optimizers.base.declared import Hyperparameter
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 
 # Takes the global step, a Variable, or None where `apply_gradients` is given none.

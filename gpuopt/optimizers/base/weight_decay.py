@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.optimizer import Optimizer, leaves_gradients_alone
 from gpuopt.optimizers.base.decaying import Decaying, DecayVariables
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter, with_all_digits
+from gpuopt.optimizers.base.declared import AllDigits, Hyperparameter
+from gpuopt.optimizers.base.hyperparameters import with_all_digits
 from gpuopt.optimizers.base.rule_optimizer import WEIGHT_DECAY, RuleOptimizer, hooks_of
 from gpuopt.quietly import quietly
 from gpuopt.rules.decayed import decayed
@@ -125,7 +126,9 @@ class RuleWithWeightDecay(WeightDecay, RuleOptimizer):
 
     def __init__(
         self,
-        weight_decay: Hyperparameter,
+        weight_decay: Annotated[
+            Hyperparameter, AllDigits, "The part of the weights that a step takes away."
+        ],
         *args: Any,
         decay_variables: DecayVariables = None,
         **kwargs: Any,
@@ -135,11 +138,6 @@ class RuleWithWeightDecay(WeightDecay, RuleOptimizer):
 
     def _all_hyperparameters(self, given: dict[str, Hyperparameter]) -> dict[str, Hyperparameter]:
         return {**super()._all_hyperparameters(given), WEIGHT_DECAY: self._weight_decay}
-
-    @classmethod
-    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
-        value = super()._checked(name, value)
-        return with_all_digits(value) if name == WEIGHT_DECAY else value
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         return {**super()._scalars(real), WEIGHT_DECAY: real(self._hyper(WEIGHT_DECAY))}

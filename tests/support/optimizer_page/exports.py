@@ -12,10 +12,10 @@ import gpuopt
 import gpuopt.optimizers
 from gpuopt.demo import settings
 from gpuopt.optimizers.base import Common, RuleOptimizer
+from gpuopt.optimizers.base.declared import declared, meaning_of
 
 _INDENTED = re.compile(r"^(?:    .*\n?)+", re.MULTILINE)
 _SECTION = re.compile(r"^(Args|Raises|Attributes|Returns):$", re.MULTILINE)
-_ARGUMENT = re.compile(r"^    ([\w, ]+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 # A formula that is part of a sentence.
 _INLINE = re.compile(r"`([^`]*\bw -= [^`]*)`")
 
@@ -49,7 +49,7 @@ class Docstring(NamedTuple):
         formula: What is indented, or a formula in the summary. An optimizer without one has that of
             the class that it extends.
         text: The other paragraphs.
-        arguments: What they mean, by name; also those of the classes that it extends.
+        arguments: What they mean, by name.
     """
 
     summary: str
@@ -66,15 +66,11 @@ def docstring(optimizer: type[RuleOptimizer]) -> Docstring:
     ]
     prose = _SECTION.split(described)[0]
     first, _, rest = prose.partition("\n\n")
-    arguments: dict[str, str] = {}
-    for document in reversed(documents):
-        of_arguments = document.partition("\nArgs:\n")[2].partition("\n\n")[0]
-        arguments |= {name: _in_one_line(text) for name, text in _ARGUMENT.findall(of_arguments)}
     return Docstring(
         _in_one_line(first),
         next(filter(None, map(_formula, documents)), ""),
         re.sub(r"\n{3,}", "\n\n", _INDENTED.sub("", rest)).strip(),
-        arguments,
+        {name: meaning_of(each) for name, each in declared(optimizer).items()},
     )
 
 

@@ -1,0 +1,201 @@
+"""What a constructor declares of its arguments, beside their types.
+
+beta1: Annotated[Hyperparameter, Range(above=0), "How much of `y` is `x`."] = 0.9
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import FunctionType
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    SupportsFloat,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from gpuopt.variables.scalars import as_scalar
+
+# A number, something with a scalar value, or a function without arguments that returns one and is
+# called in each step.
+Hyperparameter = SupportsFloat | Callable[[], SupportsFloat]
+
+
+class Range(NamedTuple):
+    """The numbers that an argument may be. What a function returns is not looked at.
+
+    Attributes:
+        low: The smallest of them.
+        high: The largest.
+        above: What they are all larger than.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+
+    def __str__(self) -> str:
+        limits = {"at least": self.low, "above": self.above, "at most": self.high}
+        return " and ".join(
+            f"{word} {limit}" for word, limit in limits.items() if limit is not None
+        )
+
+    def has(self, number: float) -> bool:
+        """Whether a number is one of them; NaN is none."""
+        return (
+            (self.low is None or number >= self.low)
+            and (self.high is None or number <= self.high)
+            and (self.above is None or number > self.above)
+        )
+
+
+class AllDigits:
+    """Marks a hyperparameter that is not rounded to float32 if it is a Python float."""
+
+
+class Declared(NamedTuple):
+    """What stands beside an argument's type.
+
+    Attributes:
+        is_hyperparameter: Whether its type is `Hyperparameter`, perhaps or None.
+        range: None if it may be any number.
+        meaning: A text for its reader.
+        keeps_all_digits: Whether it is marked by `AllDigits`.
+    """
+
+    is_hyperparameter: bool
+    range: Range | None
+    meaning: str
+    keeps_all_digits: bool
+
+
+def declared(cls: type[Any]) -> Mapping[str, Declared]:
+    """Returns what the constructors of a class and of its bases declare, by argument."""
+    # Kept by the class, as what keeps one apart from it would keep it alive.
+    init, found = vars(cls).get(_DECLARED, (None, {}))
+    if init is not cls.__init__:
+        inits = [vars(base)["__init__"] for base in cls.__mro__[::-1] if "__init__" in vars(base)]
+        found = {name: each for init in inits for name, each in _read(init).items()}
+        setattr(cls, _DECLARED, (cls.__init__, found))
+    return found  # type: ignore[no-any-return]
+
+
+_DECLARED = "_declared"
+
+
+def check_range(cls: type[Any], name: str, value: Any) -> None:
+    """Raises ValueError if an argument is outside of the range that a class declares."""
+    given = declared(cls).get(name)
+    if given is not None and given.range is not None and not given.range.has(float(value)):
+        raise ValueError(f"{name} must be {given.range}, got {value!s}")
+
+
+def check_numbers(cls: type[Any], **arguments: Any) -> None:
+    """Checks arguments that are no hyperparameters, as what a slot starts with.
+
+    Raises:
+        TypeError: one is no real number, or a function.
+        ValueError: one is an array of numbers, or outside of the range that the class declares.
+    """
+    for name, value in arguments.items():
+        if callable(value):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        as_scalar(value, name)
+        check_range(cls, name, value)
+
+
+_ANY_NUMBER = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+class Documented:
+    """A class's docstring, with what its constructor declares as `Args`."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __get__(self, instance: object, owner: type[Any]) -> str:
+        given, parameters = declared(owner), inspect.signature(owner).parameters.values()
+        names = [each.name for each in parameters if each.kind not in _ANY_NUMBER]
+        own = {name: meaning_of(given[name]) for name in names if name in given}
+        cleaned = inspect.cleandoc(self._text)
+        if not own:
+            return cleaned
+        others = ", ".join(name for name in names if name not in own)
+        texts = [f"{name}: {text}" for name, text in own.items()]
+        lines = [_filled(text) for text in [*texts, f"{others}: See `RuleOptimizer`."]]
+        before, raises, after = cleaned.partition("\n\nRaises:\n")
+        return "\n".join([f"{before}\n\nArgs:", *lines]) + raises + after
+
+
+def meaning_of(argument: Declared) -> str:
+    """Returns the text about an argument, with its range."""
+    if argument.range is None:
+        return argument.meaning
+    return f"{argument.meaning.removesuffix('.')}; {argument.range}."
+
+
+def show_types_alone(init: Any) -> None:
+    """Has `help` show a constructor without what stands beside the types."""
+    if not isinstance(init, FunctionType):
+        return
+    try:
+        signature = inspect.signature(init)
+    except NameError:  # Python 3.14 evaluates here what only type checkers can
+        return
+    parameters = [
+        each.replace(annotation=type_in(each.annotation)) for each in signature.parameters.values()
+    ]
+    init.__dict__["__signature__"] = signature.replace(parameters=parameters)
+
+
+def type_in(annotation: Any) -> Any:
+    """Returns an annotation without what stands beside the type."""
+    if isinstance(annotation, str) and annotation.startswith("Annotated["):
+        parsed: Any = ast.parse(annotation, mode="eval").body
+        return ast.unparse(parsed.slice.elts[0])
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def evaluated(init: Any) -> dict[str, Any]:
+    """Returns the annotations of a constructor, but for those that only type checkers know."""
+    found = {}
+    with suppress(NameError):  # Python 3.14 evaluates them all at once, if they are not texts
+        for name, annotation in getattr(init, "__annotations__", {}).items():
+            is_text = isinstance(annotation, str)
+            with suppress(NameError):
+                found[name] = eval(annotation, init.__globals__) if is_text else annotation
+    return found
+
+
+def _read(init: Any) -> dict[str, Declared]:
+    found: dict[str, Declared] = {}
+    for name, annotation in evaluated(init).items():
+        if get_origin(annotation) is Unpack:
+            [common] = get_args(annotation)
+            found |= _among(get_type_hints(common, include_extras=True))
+        found |= _among({name: annotation})
+    return found
+
+
+def _among(types: Mapping[str, Any]) -> dict[str, Declared]:
+    found = {}
+    for name, annotation in types.items():
+        if get_origin(annotation) is Annotated:
+            given, *items = get_args(annotation)
+            is_hyperparameter = given in (Hyperparameter, Hyperparameter | None)
+            limits = next((each for each in items if isinstance(each, Range)), None)
+            meaning = " ".join(each for each in items if isinstance(each, str))
+            found[name] = Declared(is_hyperparameter, limits, meaning, AllDigits in items)
+    return found
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 96, initial_indent=4 * " ", subsequent_indent=8 * " ")
