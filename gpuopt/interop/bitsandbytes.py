@@ -18,9 +18,10 @@ from gpuopt.interop.torch_checks import (
     named_variables,
     names_of_parameters,
 )
-from gpuopt.interop.torch_groups import Array, Part, groups_of, step_of, to_number
+from gpuopt.interop.torch_groups import Array, Part, groups_of, numbers_of, settings_of, step_of
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import LionOptimizer, MomentumOptimizer, TorchAdamWOptimizer
+from gpuopt.optimizers.base.declared import hyperparameters_of
 from gpuopt.rules.slot_codes import CodedValues, Coding, scales_name, scales_shape
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.variable import Variable
@@ -46,14 +47,9 @@ class _Form(NamedTuple):
 
     def numbers(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Returns gpuopt's hyperparameters of a parameter group."""
-        beta1, beta2 = map(to_number, settings["betas"])
-        rate = {"learning_rate": to_number(settings["lr"])}
         if self.optimizer is MomentumOptimizer:
-            return {**rate, "momentum": beta1}
-        decay = to_number(settings["weight_decay"])
-        numbers = {**rate, "beta1": beta1, "beta2": beta2, "weight_decay": decay}
-        has_epsilon = self.optimizer is TorchAdamWOptimizer
-        return {**numbers, "epsilon": to_number(settings["eps"])} if has_epsilon else numbers
+            settings = {**settings, "momentum": settings["betas"][0]}
+        return numbers_of(settings, hyperparameters_of(self.optimizer))
 
 
 _FORMS: dict[str, _Form] = {
@@ -258,18 +254,10 @@ def _coded(state: Mapping[str, Any], number: int, variable: Variable) -> CodedVa
 
 def _settings(form: _Form, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns bitsandbytes' settings of a group."""
+    numbers = read_numbers(given, hyperparameters_of(form.optimizer))
     if form.optimizer is MomentumOptimizer:
-        hyper = read_numbers(given, ["learning_rate", "momentum"])
-        betas = (hyper["momentum"], 0.0)
-        return {"lr": hyper["learning_rate"], "betas": betas, "eps": 0.0, "weight_decay": 0.0}
-    hyper = read_numbers(given, ["learning_rate", "beta1", "beta2", "weight_decay"])
-    has_epsilon = form.optimizer is TorchAdamWOptimizer
-    return {
-        "lr": hyper["learning_rate"],
-        "betas": (hyper["beta1"], hyper["beta2"]),
-        "eps": read_numbers(given, ["epsilon"])["epsilon"] if has_epsilon else 0.0,
-        "weight_decay": hyper["weight_decay"],
-    }
+        numbers |= {"beta1": numbers.pop("momentum"), "beta2": 0.0}
+    return {"eps": 0.0, "weight_decay": 0.0, **settings_of(numbers)}
 
 
 def _to_array(value: Any) -> Array:

@@ -32,10 +32,9 @@ from gpuopt.interop.torch_groups import (
     Settings,
     groups_of,
     name_of,
-    rates_of,
+    numbers_of,
     shared,
     step_of,
-    to_number,
     values_of,
 )
 from gpuopt.optimizer import Optimizer
@@ -44,6 +43,7 @@ from gpuopt.optimizers import (
     GradientDescentOptimizer,
     MomentumOptimizer,
 )
+from gpuopt.optimizers.base.declared import hyperparameters_of
 from gpuopt.state.state import State
 from gpuopt.state.state_dict import OptimizerState
 
@@ -184,7 +184,7 @@ def _import_adam(parts: Sequence[Part]) -> Imported:
 
     def hyperparameters(settings: Settings, group: str) -> dict[str, Any]:
         """Returns a group's; those that are the first group's have no powers of their own."""
-        given: dict[str, Any] = {"learning_rate": to_number(settings["lr"])}
+        given: dict[str, Any] = numbers_of(settings, ["learning_rate"])
         at = {}
         for name, beta, of_base in zip(
             ("beta1", "beta2"), settings["betas"], base["betas"], strict=True
@@ -213,15 +213,13 @@ def _import_adam(parts: Sequence[Part]) -> Imported:
 
 
 def _import_sgd(parts: Sequence[Part]) -> Imported:
-    rates = rates_of(parts)
     with_momentum = [part.settings for part in parts if part.settings["momentum"]]
+    optimizer_class: Any = MomentumOptimizer if with_momentum else GradientDescentOptimizer
+    names = hyperparameters_of(optimizer_class)
+    numbers = [numbers_of(part.settings, names) for part in parts]
     if not with_momentum:
-        groups = groups_of(rates[0], rates[1:], parts)
-        return GradientDescentOptimizer(**rates[0], groups=groups), {}, {}
-    numbers: list[dict[str, Any]] = [
-        {**rate, "momentum": to_number(part.settings["momentum"])}
-        for rate, part in zip(rates, parts, strict=True)
-    ]
+        groups = groups_of(numbers[0], numbers[1:], parts)
+        return GradientDescentOptimizer(**numbers[0], groups=groups), {}, {}
     # Without momentum, both forms are one.
     use_nesterov = shared("nesterov", with_momentum)
     optimizer = MomentumOptimizer(

@@ -21,6 +21,7 @@ from gpuopt.interop.exported import (
 from gpuopt.interop.from_torch import EpsilonOfTorch
 from gpuopt.interop.torch_checks import named_variables
 from gpuopt.interop.torch_forms import EXPORTS as _OF_TORCHS_FORMS
+from gpuopt.interop.torch_groups import settings_of
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import (
     AdagradOptimizer,
@@ -30,6 +31,7 @@ from gpuopt.optimizers import (
     RMSPropOptimizer,
 )
 from gpuopt.optimizers.adam import count_steps
+from gpuopt.optimizers.base.declared import hyperparameters_of
 from gpuopt.optimizers.momentum import nesterov_momentum
 from gpuopt.optimizers.rms_prop import centered_rms_prop
 from gpuopt.variables.variable import Variable
@@ -139,8 +141,7 @@ def _export_adam(
         }
         for name in names_with_slots(state, "m", variables)
     ]
-    betas = (hyper["beta1"], hyper["beta2"])
-    return "Adam", {"lr": hyper["learning_rate"], "betas": betas, "eps": hyper["epsilon"]}, states
+    return "Adam", settings_of(hyper), states
 
 
 def _export_sgd(
@@ -148,14 +149,11 @@ def _export_sgd(
 ) -> Exported:
     state = optimizer.state_dict(variables)
     if isinstance(optimizer, GradientDescentOptimizer):
-        return "SGD", {"lr": read_numbers(given, ["learning_rate"])["learning_rate"]}, []
-    hyper = read_numbers(given, ["learning_rate", "momentum"])
-    settings = {
-        "lr": hyper["learning_rate"],
-        "momentum": hyper["momentum"],
-        # Without momentum, both forms are one, and torch refuses Nesterov's.
-        "nesterov": optimizer.rule is nesterov_momentum and hyper["momentum"] != 0,
-    }
+        return "SGD", settings_of(read_numbers(given, ["learning_rate"])), []
+    hyper = read_numbers(given, hyperparameters_of(MomentumOptimizer))
+    # Without momentum, both forms are one, and torch refuses Nesterov's.
+    is_nesterov = optimizer.rule is nesterov_momentum and hyper["momentum"] != 0
+    settings = {**settings_of(hyper), "nesterov": is_nesterov}
     names = names_with_slots(state, "momentum", variables)
     return (
         "SGD",
@@ -170,7 +168,7 @@ def _export_adagrad(
     state = optimizer.state_dict(variables)
     names = names_with_slots(state, "accumulator", variables)
     settings = {
-        "lr": read_numbers(given, ["learning_rate"])["learning_rate"],
+        **settings_of(read_numbers(given, ["learning_rate"])),
         "eps": 0.0,
         "initial_accumulator_value": float(optimizer.initial_accumulator_value),
     }
@@ -185,7 +183,7 @@ def _export_adagrad(
 def _export_rms_prop(
     optimizer: Any, given: Given, variables: Mapping[str, Variable], allow: bool
 ) -> Exported:
-    hyper = read_numbers(given, ["learning_rate", "decay", "momentum", "epsilon"])
+    hyper = read_numbers(given, hyperparameters_of(RMSPropOptimizer))
     if hyper["epsilon"] and not allow:
         raise ValueError(
             f"gpuopt's RMSProp adds epsilon={hyper['epsilon']} inside the root, torch's outside; "
@@ -218,14 +216,8 @@ def _export_rms_prop(
         if centered:
             entry["grad_avg"] = slots["mg"][name] if names else zeros
         states.append(entry)
-    settings = {
-        "lr": learning_rate,
-        "alpha": hyper["decay"],
-        "eps": math.sqrt(hyper["epsilon"]),
-        "momentum": hyper["momentum"],
-        "centered": centered,
-    }
-    return "RMSprop", settings, states
+    hyper["epsilon"] = math.sqrt(hyper["epsilon"])
+    return "RMSprop", {**settings_of(hyper), "centered": centered}, states
 
 
 _EXPORTS: dict[type[Optimizer], Callable[[Any, Given, Mapping[str, Variable], bool], Exported]] = {

@@ -10,6 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.interop.torch_groups import setting_of
+from gpuopt.optimizers import (
+    AdamOptimizer,
+    AMSGradOptimizer,
+    MomentumOptimizer,
+    RAdamOptimizer,
+    TorchAdagradOptimizer,
+    TorchAdamWOptimizer,
+    TorchNAdamOptimizer,
+    TorchRMSpropOptimizer,
+    TorchSGDOptimizer,
+)
+from gpuopt.optimizers.base.declared import hyperparameters_of
 from gpuopt.state.slot_codecs import SlotDtype, has_master
 from gpuopt.state.state import check_fits
 from gpuopt.variables.variable import Variable, as_variable
@@ -19,17 +32,17 @@ _DEFAULT_NAME = re.compile(r"Variable(_\d+)?")
 # torch's names of sums and averages of squares.
 _OF_SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg")
 
-# The settings of torch's optimizers that gpuopt's formulas contain.
-_NUMBERS = {
-    "Adam": ["lr", "betas", "eps"],
-    "Adam with amsgrad": ["lr", "betas", "eps"],
-    "AdamW": ["lr", "betas", "eps", "weight_decay"],
-    "NAdam": ["lr", "betas", "eps", "momentum_decay"],
-    "RAdam": ["lr", "betas", "eps"],
-    "SGD with decay or dampening": ["lr", "momentum", "dampening", "weight_decay"],
-    "SGD": ["lr", "momentum"],
-    "Adagrad": ["lr", "lr_decay", "eps", "initial_accumulator_value"],
-    "RMSprop": ["lr", "alpha", "eps", "momentum"],
+# The optimizers whose hyperparameters are the settings of torch's.
+_OPTIMIZERS = {
+    "Adam": AdamOptimizer,
+    "Adam with amsgrad": AMSGradOptimizer,
+    "AdamW": TorchAdamWOptimizer,
+    "NAdam": TorchNAdamOptimizer,
+    "RAdam": RAdamOptimizer,
+    "SGD with decay or dampening": TorchSGDOptimizer,
+    "SGD": MomentumOptimizer,
+    "Adagrad": TorchAdagradOptimizer,
+    "RMSprop": TorchRMSpropOptimizer,
 }
 
 
@@ -104,7 +117,9 @@ def check_layout(state_dict: Any) -> None:
 
 def check_settings(kind: str, settings: Mapping[str, Any]) -> None:
     """Raises ValueError if torch's optimizer of this kind cannot have such settings."""
-    for name in _NUMBERS[kind]:
+    names = [setting_of(name)[0] for name in hyperparameters_of(_OPTIMIZERS[kind])]
+    names += ["initial_accumulator_value"] if kind == "Adagrad" else []
+    for name in dict.fromkeys(names):
         if name not in settings:
             raise ValueError(f"a parameter group of torch's {kind} lacks {name!r}")
         value = settings[name]

@@ -14,9 +14,10 @@ from gpuopt.interop.torch_groups import (
     Part,
     groups_of,
     name_of,
+    numbers_of,
+    settings_of,
     shared,
     step_of,
-    to_number,
     values_of,
 )
 from gpuopt.optimizer import Optimizer
@@ -29,6 +30,7 @@ from gpuopt.optimizers import (
     TorchRMSpropOptimizer,
     TorchSGDOptimizer,
 )
+from gpuopt.optimizers.base.declared import hyperparameters_of
 from gpuopt.optimizers.torch_sgd import torch_nesterov
 from gpuopt.variables.variable import Variable
 
@@ -43,24 +45,22 @@ class _Form(NamedTuple):
         optimizer: gpuopt's.
         kind: The name of torch's.
         slots: torch's names, by gpuopt's.
-        numbers: Its hyperparameters beside Adam's, of the same name in both.
         settings: torch's that choose the formula.
     """
 
     optimizer: Any
     kind: str
     slots: Mapping[str, str] = _AVERAGES
-    numbers: Sequence[str] = ()
     settings: Mapping[str, Any] = {}
 
 
 # By the name of torch's formula.
 FORMS = {
-    "AdamW": _Form(TorchAdamWOptimizer, "AdamW", numbers=["weight_decay"]),
+    "AdamW": _Form(TorchAdamWOptimizer, "AdamW"),
     "Adam with amsgrad": _Form(
-        AMSGradOptimizer, "Adam", {**_AVERAGES, "vhat": "max_exp_avg_sq"}, (), {"amsgrad": True}
+        AMSGradOptimizer, "Adam", {**_AVERAGES, "vhat": "max_exp_avg_sq"}, {"amsgrad": True}
     ),
-    "NAdam": _Form(TorchNAdamOptimizer, "NAdam", numbers=["momentum_decay"]),
+    "NAdam": _Form(TorchNAdamOptimizer, "NAdam"),
     "RAdam": _Form(RAdamOptimizer, "RAdam"),
 }
 _FORM_OF = {form.optimizer: form for form in FORMS.values()}
@@ -80,16 +80,8 @@ def import_form(form: _Form, parts: Sequence[Part]) -> Imported:
         ValueError: the parameters are at different steps.
     """
     step = step_of(parts)
-    numbers = [
-        {
-            "learning_rate": to_number(part.settings["lr"]),
-            "beta1": to_number(part.settings["betas"][0]),
-            "beta2": to_number(part.settings["betas"][1]),
-            "epsilon": to_number(part.settings["eps"]),
-            **{name: to_number(part.settings[name]) for name in form.numbers},
-        }
-        for part in parts
-    ]
+    names = hyperparameters_of(form.optimizer)
+    numbers = [numbers_of(part.settings, names) for part in parts]
     groups = groups_of(numbers[0], numbers[1:], parts)
     optimizer = form.optimizer(**numbers[0], groups=groups, slot_dtype=parts[0].slot_dtype)
     counters: dict[str, Array] = {"step": np.array(step, np.float64)}
@@ -113,19 +105,12 @@ def import_torch_sgd(parts: Sequence[Part]) -> Imported:
     )
     states = [state for part in with_momentum for state in part.states]
     has_begun = [state.get("momentum_buffer") is not None for state in states]
-    numbers: list[dict[str, Any]] = []
-    for part in parts:
-        given = {
-            "learning_rate": to_number(part.settings["lr"]),
-            "weight_decay": to_number(part.settings["weight_decay"]),
-        }
-        if with_momentum:
-            given["momentum"] = to_number(part.settings["momentum"])
-        if with_momentum and not use_nesterov:
-            # Without momentum, torch dampens nothing.
-            dampening = part.settings["dampening"] if part.settings["momentum"] else 0
-            given["dampening"] = to_number(dampening)
-        numbers.append(given)
+    left_out = {"momentum": not with_momentum, "dampening": not with_momentum or use_nesterov}
+    names = [name for name in hyperparameters_of(TorchSGDOptimizer) if not left_out.get(name)]
+    numbers = [numbers_of(part.settings, names) for part in parts]
+    for given in numbers:
+        if "dampening" in given and not given["momentum"]:  # torch dampens nothing then
+            given["dampening"] = np.float64(0)
     groups = groups_of(numbers[0], numbers[1:], parts)
     slot_dtype = parts[0].slot_dtype
     optimizer = TorchSGDOptimizer(
@@ -146,14 +131,8 @@ def import_adagrad(parts: Sequence[Part]) -> Imported:
     ]
     steps = [int(state["step"]) for part in parts for state in part.states]
     step = step_of(decaying) if decaying else max(steps)
-    numbers: list[dict[str, Any]] = [
-        {
-            "learning_rate": to_number(part.settings["lr"]),
-            "learning_rate_decay": to_number(part.settings["lr_decay"]),
-            "epsilon": to_number(part.settings["eps"]),
-        }
-        for part in parts
-    ]
+    names = hyperparameters_of(TorchAdagradOptimizer)
+    numbers = [numbers_of(part.settings, names) for part in parts]
     optimizer = TorchAdagradOptimizer(
         **numbers[0],
         initial_accumulator_value=float(parts[0].settings["initial_accumulator_value"]),
@@ -170,16 +149,10 @@ def import_rms_prop(parts: Sequence[Part]) -> Imported:
     Raises:
         ValueError: the groups differ in more than numbers.
     """
-    has_momentum = bool(_with_momentum(parts))
-    numbers: list[dict[str, Any]] = [
-        {
-            "learning_rate": to_number(part.settings["lr"]),
-            "decay": to_number(part.settings["alpha"]),
-            "epsilon": to_number(part.settings["eps"]),
-            **({"momentum": to_number(part.settings["momentum"])} if has_momentum else {}),
-        }
-        for part in parts
-    ]
+    names = hyperparameters_of(TorchRMSpropOptimizer)
+    if not _with_momentum(parts):
+        names.remove("momentum")
+    numbers = [numbers_of(part.settings, names) for part in parts]
     optimizer = TorchRMSpropOptimizer(
         **numbers[0],
         centered=shared("centered", [part.settings for part in parts]),
@@ -213,7 +186,7 @@ def export_form(
         raise ValueError(f"torch's {form.kind} is not cautious, as this optimizer is")
     if form.optimizer is AMSGradOptimizer and optimizer._form != "torch":
         raise ValueError(f'torch has the form "torch" of AMSGrad, not "{optimizer._form}"')
-    hyper = read_numbers(given, ["learning_rate", "beta1", "beta2", "epsilon", *form.numbers])
+    numbers = read_numbers(given, hyperparameters_of(form.optimizer))
     state = optimizer.state_dict(variables)
     counters = {"step": np.float32(_steps(state))}
     if "mu_product" in optimizer.counters:
@@ -228,14 +201,7 @@ def export_form(
         }
         for name in names_with_slots(state, "m", variables)
     ]
-    settings = {
-        "lr": hyper["learning_rate"],
-        "betas": (hyper["beta1"], hyper["beta2"]),
-        "eps": hyper["epsilon"],
-        **{name: hyper[name] for name in form.numbers},
-        **form.settings,
-    }
-    return form.kind, settings, states
+    return form.kind, {**settings_of(numbers), **form.settings}, states
 
 
 def export_torch_sgd(
@@ -247,18 +213,12 @@ def export_torch_sgd(
         ValueError: as `export_form`; or gradients are dampened without momentum, which torch's SGD
             does not do.
     """
-    names = [name for name in ("momentum", "dampening") if name in given]
-    hyper = {"momentum": 0.0, "dampening": 0.0}
-    hyper |= read_numbers(given, ["learning_rate", "weight_decay", *names])
+    names = [name for name in hyperparameters_of(TorchSGDOptimizer) if name in given]
+    hyper = {"momentum": 0.0, "dampening": 0.0, **read_numbers(given, names)}
     if hyper["dampening"] and not hyper["momentum"]:
         raise ValueError("torch's SGD dampens nothing without momentum, gpuopt's TorchSGD does")
-    settings = {
-        "lr": hyper["learning_rate"],
-        "momentum": hyper["momentum"],
-        "dampening": hyper["dampening"],
-        "weight_decay": hyper["weight_decay"],
-        "nesterov": optimizer.rule is torch_nesterov and hyper["momentum"] != 0,
-    }
+    is_nesterov = optimizer.rule is torch_nesterov and hyper["momentum"] != 0
+    settings = {**settings_of(hyper), "nesterov": is_nesterov}
     state = optimizer.state_dict(variables)
     with_slots = names_with_slots(state, "momentum", variables) if _steps(state) else []
     slots = state["slots"]
@@ -269,16 +229,11 @@ def export_adagrad(
     optimizer: Any, given: Given, variables: Mapping[str, Variable], _: bool
 ) -> Exported:
     """Returns what torch's Adagrad is to be given for one group, as `export_form` does."""
-    hyper = read_numbers(given, ["learning_rate", "learning_rate_decay", "epsilon"])
+    numbers = read_numbers(given, hyperparameters_of(TorchAdagradOptimizer))
     state = optimizer.state_dict(variables)
     names = names_with_slots(state, "accumulator", variables)
     initial = float(optimizer.initial_accumulator_value)
-    settings = {
-        "lr": hyper["learning_rate"],
-        "lr_decay": hyper["learning_rate_decay"],
-        "eps": hyper["epsilon"],
-        "initial_accumulator_value": initial,
-    }
+    settings = {**settings_of(numbers), "initial_accumulator_value": initial}
     # torch's Adagrad has sums from its construction on, so they must be in the state.
     sums = [state["slots"]["accumulator"][name] for name in names] or [
         np.full(variable.shape, initial, variable.dtype) for variable in variables.values()
@@ -291,16 +246,10 @@ def export_rms_prop(
     optimizer: Any, given: Given, variables: Mapping[str, Variable], _: bool
 ) -> Exported:
     """Returns what torch's RMSprop is to be given for one group, as `export_form` does."""
-    names = [name for name in ("momentum",) if name in given]
-    hyper = read_numbers(given, ["learning_rate", "decay", "epsilon", *names])
+    names = [name for name in hyperparameters_of(TorchRMSpropOptimizer) if name in given]
+    numbers = {"momentum": 0.0, **read_numbers(given, names)}
     state = optimizer.state_dict(variables)
-    settings = {
-        "lr": hyper["learning_rate"],
-        "alpha": hyper["decay"],
-        "eps": hyper["epsilon"],
-        "momentum": hyper.get("momentum", 0.0),
-        "centered": "mg" in optimizer.rule.slots,
-    }
+    settings = {**settings_of(numbers), "centered": "mg" in optimizer.rule.slots}
     states: States = [
         # torch counts the steps, and its formula has no count.
         {"step": np.array(0, np.float32)}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base import ParameterGroup
+from gpuopt.optimizers.base.declared import OTHER_NAMES
 from gpuopt.state.slot_codecs import SlotDtype
 from gpuopt.variables.variable import Variable
 
@@ -49,9 +50,30 @@ def step_of(parts: Sequence[Part]) -> int:
     return steps.pop()
 
 
-def rates_of(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """Returns each part's learning rate, as gpuopt's hyperparameter."""
-    return [{"learning_rate": to_number(part.settings["lr"])} for part in parts]
+def numbers_of(settings: Settings, names: Iterable[str]) -> dict[str, Any]:
+    """Returns gpuopt's hyperparameters of some names from torch's settings."""
+    numbers = {}
+    for name in names:
+        setting, index = setting_of(name)
+        value = settings[setting]
+        # All digits, also of a scalar of torch's.
+        numbers[name] = np.float64(float(value if index is None else value[index]))
+    return numbers
+
+
+def settings_of(numbers: Mapping[str, float]) -> dict[str, Any]:
+    """Returns torch's settings from gpuopt's hyperparameters."""
+    settings: dict[str, Any] = {}
+    for name, number in numbers.items():
+        setting, index = setting_of(name)
+        settings[setting] = number if index is None else (*settings.get(setting, ()), number)
+    return settings
+
+
+def setting_of(name: str) -> tuple[str, int | None]:
+    """Returns torch's name of a hyperparameter, and its place if it is one of several."""
+    setting, _, index = OTHER_NAMES.get(name, (name,))[0].rstrip("]").partition("[")
+    return setting, int(index) if index else None
 
 
 def shared(name: str, groups: Sequence[Settings]) -> bool:
@@ -96,8 +118,3 @@ def values_of(parts: Sequence[Part], key: str) -> list[Array]:
         for part in parts
         for state, variable in zip(part.states, part.variables, strict=True)
     ]
-
-
-def to_number(value: Any) -> np.float64:
-    """Converts a number or a scalar of torch without losing digits."""
-    return np.float64(float(value))

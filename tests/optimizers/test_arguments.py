@@ -22,7 +22,7 @@ from gpuopt.optimizers.base import (
     Range,
     RuleOptimizer,
 )
-from gpuopt.optimizers.base.declared import declared
+from gpuopt.optimizers.base.declared import hyperparameters_of
 from gpuopt.optimizers.base.names import OfGroup
 
 pytestmark = pytest.mark.contract
@@ -351,6 +351,6 @@ def test_type_checkers_know_the_hyperparameters_of_every_optimizer() -> None:
     known = set(get_args(HyperparameterName))
     assert OfGroup.__annotations__.keys() == known
     for name, cls in optimizer_classes().items():
-        every = {each for each, given in declared(cls).items() if given.is_hyperparameter}
+        every = {*hyperparameters_of(cls)}
         has = {*make(name).hyperparameters} - {*cls.derived_hyperparameters}
         assert has <= every <= known & {*inspect.signature(cls).parameters}

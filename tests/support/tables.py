@@ -24,7 +24,7 @@ from gpuopt.backends.cuda.kernels.dense import dense_update
 from gpuopt.optimizers.adam import adam
 from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.optimizers.base.clipping import CLIPPING
-from gpuopt.optimizers.base.declared import declared
+from gpuopt.optimizers.base.declared import hyperparameters_of
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ".venv/bin/python tests/support/tables.py"
@@ -94,9 +94,8 @@ def readme() -> str:
 
 
 def names_of_hyperparameters() -> str:
-    of_all = [declared(each) for each in exports.optimizers()]
-    names = {name for each in of_all for name in each if each[name].is_hyperparameter}
-    names = [*sorted(names), *CLIPPING]
+    of_all = [hyperparameters_of(each) for each in exports.optimizers()]
+    names = [*sorted({name for each in of_all for name in each}), *CLIPPING]
     types = {name: f"Hyperparameter{' | None' * (name in CLIPPING)}" for name in names}
     return OF_TYPE_CHECKERS.format(
         command=COMMAND,

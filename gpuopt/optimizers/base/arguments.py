@@ -20,7 +20,7 @@ import numpy as np
 
 from gpuopt.optimizer import OnNonfinite, Optimizer
 from gpuopt.optimizers.base.decaying import DecayVariables
-from gpuopt.optimizers.base.declared import Hyperparameter, evaluated
+from gpuopt.optimizers.base.declared import OTHER_NAMES, Hyperparameter, evaluated
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.slot_options import SlotBits
 from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
@@ -124,22 +124,6 @@ def with_defaults(
     return {**defaults, **given}, {name: common.get(name, value) for name, value in ours.items()}
 
 
-# What other libraries call arguments.
-_OTHER_NAMES = {
-    "alpha": ("decay",),
-    "lr": ("learning_rate",),
-    "lr_decay": ("learning_rate_decay",),
-    "betas": ("beta1", "beta2"),
-    "b1": ("beta1",),
-    "b2": ("beta2",),
-    "beta_1": ("beta1",),
-    "beta_2": ("beta2",),
-    "decay_rate": ("decay",),
-    "eps": ("epsilon",),
-    "rho": ("decay",),
-}
-
-
 def unknown_argument(cls: type[Any], name: str, more: Iterable[str] = ()) -> TypeError:
     """Returns the error about an argument that a class does not take, with those that it takes.
 
@@ -151,7 +135,8 @@ def unknown_argument(cls: type[Any], name: str, more: Iterable[str] = ()) -> Typ
     parameters = inspect.signature(cls).parameters.values()
     own = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
     known = list(dict.fromkeys([*own, *more]))
-    meant = _OTHER_NAMES.get(name, ())
+    names = {ours: [each.partition("[")[0] for each in OTHER_NAMES[ours]] for ours in OTHER_NAMES}
+    meant = [ours for ours, theirs in names.items() if name in theirs]
     hint = ""
     if meant and set(meant) <= {*known}:
         hint = f": it calls that {' and '.join(meant)}"

@@ -90,6 +90,24 @@ def declared(cls: type[Any]) -> Mapping[str, Declared]:
 
 _DECLARED = "_declared"
 
+# What other libraries call arguments; first torch's name, which is bitsandbytes', too.
+OTHER_NAMES = {
+    "learning_rate": ("lr",),
+    "learning_rate_decay": ("lr_decay",),
+    "beta1": ("betas[0]", "b1", "beta_1"),
+    "beta2": ("betas[1]", "b2", "beta_2"),
+    "epsilon": ("eps",),
+    "epsilon_root": ("eps_root",),
+    "use_nesterov": ("nesterov",),
+    "decay": ("alpha", "rho", "decay_rate"),
+    "eeta": ("trust_coefficient",),
+}
+
+
+def hyperparameters_of(cls: type[Any]) -> list[str]:
+    """Returns the names of the hyperparameters that an optimizer's class declares."""
+    return [name for name, each in declared(cls).items() if each.is_hyperparameter]
+
 
 def check_range(cls: type[Any], name: str, value: Any) -> None:
     """Raises ValueError if an argument is outside of the range that a class declares."""

@@ -20,23 +20,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import peers
 from optimizer_page import entries, exports
 
+from gpuopt.optimizers.base.declared import OTHER_NAMES
+
 COMMAND = ".venv-peers/bin/python tests/support/optimizer_page/peer_defaults.py"
 FOLDER = Path(__file__).parent
 FILE = FOLDER / "peer_defaults.toml"
 OF_TF = FOLDER / "tf_defaults.toml"
 REQUIRED = "required"
 # The names that others have for our arguments, best first.
-ALIASES = {
-    "learning_rate": ("lr",),
-    "learning_rate_decay": ("lr_decay",),
-    "beta1": ("b1", "beta_1", "betas[0]", "momentum"),
-    "beta2": ("b2", "beta_2", "betas[1]"),
-    "epsilon": ("eps",),
-    "epsilon_root": ("eps_root",),
-    "use_nesterov": ("nesterov",),
-    "decay": ("alpha", "rho"),
-    "eeta": ("trust_coefficient",),
-}
+ALIASES = {**OTHER_NAMES, "beta1": (*OTHER_NAMES["beta1"], "momentum")}
 Signature = dict[str, Any]
 
 
