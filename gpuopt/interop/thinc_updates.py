@@ -141,7 +141,7 @@ class _ArrayUpdates:
         """Applies a rule by gradients that were accepted, or others of their kind."""
         if self._is_on_host and _are_same(self._gradients, gradients):
             if rule not in self._repeated:
-                given = rule, self._targets, gradients, self._groups, scalars
+                given = rule, self._targets, gradients, self._groups
                 self._repeated[rule] = repeated_update(*given)
             repeated = self._repeated[rule]
             if repeated is not None:

@@ -51,7 +51,7 @@ class AdaMaxOptimizer(AdamOptimizer):
         given = self.this_thread.hyperparameters
         [beta1_power] = self._powers[self.this_thread.group]
         return {
-            "step_size": real(given["learning_rate"]) / (1 - real(beta1_power.numpy())),
+            "step_size": real(given["learning_rate"]) / (1 - real(beta1_power.scalar())),
             "beta1": real(given["beta1"]),
             "beta2": real(given["beta2"]),
             "epsilon": real(given["epsilon"]),

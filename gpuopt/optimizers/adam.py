@@ -168,7 +168,7 @@ class AdamOptimizer(RuleOptimizer):
         numbers = [
             (
                 float(np.float32(self._call_if_callable(beta))),
-                float(power.numpy()),
+                float(power.scalar()),
                 not callable(beta),
             )
             for power, beta in given
@@ -186,10 +186,9 @@ class AdamOptimizer(RuleOptimizer):
         return count_steps(power, beta)
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        given = self.this_thread.hyperparameters
-        beta1_power, beta2_power = (
-            real(power.numpy()) for power in self._powers[self.this_thread.group]
-        )
+        this_thread = self.this_thread
+        given, powers = this_thread.hyperparameters, self._powers[this_thread.group]
+        beta1_power, beta2_power = [real(power.scalar()) for power in powers]
         bias_correction = np.sqrt(1 - beta2_power) / (1 - beta1_power)
         return {
             "step_size": real(given["learning_rate"]) * bias_correction,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 # By the names of numpy's types: C++'s. `numpy::` is a namespace of kernels/shared/numpy.cuh.
 TYPES = {
     **{"bool": "bool", "int64": "numpy::Integer", "uint64": "numpy::Word"},
@@ -37,6 +39,10 @@ UFUNCS = {
     **{name: f"numpy::{name}({{}})" for name in _OF_ONE.split()},
     **{name: f"numpy::{name}({{}}, {{}})" for name in _OF_TWO.split()},
 }
+# Libraries compute these, and may differ in the last digits.
+INEXACT = frozenset(
+    name for name in UFUNCS if re.search("arc|cos|sin|tan|exp|log|power|cbrt|hypot", name)
+)
 # Of all that a trace has, by its name.
 OPERATIONS = {
     **UFUNCS,

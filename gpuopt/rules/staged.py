@@ -12,6 +12,7 @@ import numpy as np
 
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.emitted import EmittedStage, Functor, emit_staged
+from gpuopt.rules.functions import INEXACT
 from gpuopt.rules.stage import ORDER, Stage, in_order
 from gpuopt.rules.tracing import NUMBER
 from gpuopt.rules.update_rule import UpdateRule
@@ -31,6 +32,10 @@ class StagedRule(UpdateRule):
     def is_emitted(self) -> bool:
         """False: stages are emitted one by one. Only replay uses a trace of the whole."""
         return False
+
+    @computed_once
+    def is_exact(self) -> bool:
+        return self.rule.is_exact and INEXACT.isdisjoint(self._operations())
 
     @computed_once
     def own_functor(self) -> Functor:

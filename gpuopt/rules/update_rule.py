@@ -14,6 +14,7 @@ import numpy as np
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.degrees import refuse_other_degrees
 from gpuopt.rules.emitted import Functor, emit, emit_staged, field_name
+from gpuopt.rules.functions import INEXACT
 from gpuopt.rules.shift import Shift, shift_of
 from gpuopt.rules.sources import CudaSource, kernel_root
 from gpuopt.rules.stage import Stage
@@ -114,6 +115,14 @@ class UpdateRule:
     def is_emitted(self) -> bool:
         """Whether its functor is made of what is traced, and not the user's own or a template."""
         return self.cuda is None
+
+    @computed_once
+    def is_exact(self) -> bool:
+        """Whether compiled code for the CPU writes the bits that numpy writes."""
+        return self.cuda is None and INEXACT.isdisjoint(self._operations())
+
+    def _operations(self) -> set[str]:
+        return {node.op for program in self.programs.values() for node in program.nodes()}
 
     @computed_once
     def computed(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ class ChosenUpdates:
     """
 
     gpu_decides: Decider | None = None
+    is_planned = False
 
     def __init__(
         self, optimizer: ChoosingOptimizer, every: Updates, chosen: Sequence[Pair]
@@ -65,8 +66,9 @@ class ChosenUpdates:
     def identities(self) -> Iterable[Identity]:
         return self._every.identities()
 
+    @property
     def num_elements(self) -> int:
-        return 0 if self._chosen is None else self._chosen.num_elements()
+        return 0 if self._chosen is None else self._chosen.num_elements
 
     def refuse_shared_memory(self, counter: Variable | None) -> None:
         self._every.refuse_shared_memory(counter)

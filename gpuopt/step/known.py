@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from itertools import chain
-from operator import attrgetter, eq
-from typing import Any, NamedTuple
+from operator import attrgetter, eq, itemgetter
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,8 @@ _ID_BYTES = np.dtype(object).itemsize
 
 # The ids of objects, and the `choice` of `KnownGroups.find`.
 _Key = tuple[bytes, bytes]
+
+Value = TypeVar("Value")
 
 # In place of a `State.version.number`: of a group that is not used any more.
 _NEVER = -1
@@ -82,7 +84,6 @@ class Group:
         state_version: The `State.version.number` of the slots that the plans write to.
         identities: The variables' identities, in order.
         constrained: The positions of variables with a constraint.
-        is_on_a_cpu: Whether some of the batches are.
         num_elements: Of all variables.
         uses: Has an item more each time that the group is found by its variables' identities.
         choice: See `KnownGroups.find`.
@@ -147,8 +148,6 @@ class Group:
                     used,
                 )
             )
-        # No generator that `any` leaves: an exception from a signal handler in one is lost.
-        self.is_on_a_cpu = "cpu" in {batch.device.kind for batch in self.batches}
 
     @property
     def names(self) -> Sequence[str]:
@@ -177,6 +176,9 @@ class Group:
         Gradients fit if they are plain arrays on the variables' device, of their shape and dtype.
         The version stays the same only as long as a batch gets the same arrays.
         """
+        if len(self.batches) == 1:
+            version = self.batches[0].plan.accept(gradients)
+            return None if version is None else [version]
         versions: list[int] = []
         for batch in self.batches:
             chosen = batch.select(gradients) if batch.positions else gradients
@@ -187,17 +189,17 @@ class Group:
         return versions
 
 
-class _Recognised(NamedTuple):
-    """A cache entry: a group that is found by the Python objects of its variables.
+class _Recognised(NamedTuple, Generic[Value]):
+    """A cache entry that is found by the Python objects of its variables.
 
     Attributes:
-        group: The group.
+        value: What is cached.
         raw: The positions of the raw arrays among the objects.
         layouts: The `_layout_of` these arrays: a user may change an array's layout in place.
         references: Weak references to the objects; the first to die drops this entry.
     """
 
-    group: Group
+    value: Value
     raw: list[int]
     layouts: list[tuple[Any, ...]]
     references: list[weakref.ref[Any]]
@@ -205,6 +207,45 @@ class _Recognised(NamedTuple):
     def is_unchanged(self, given: Sequence[Any]) -> bool:
         raw = given if len(self.raw) == len(given) else [given[at] for at in self.raw]
         return all(map(eq, map(_layout_of, raw), self.layouts))
+
+
+class KnownObjects(Generic[Value]):
+    """A cache by the Python objects of variables, each entry as long as all of these live."""
+
+    def __init__(self) -> None:
+        self._entries: dict[_Key, _Recognised[Value]] = {}
+        # The key of the last objects that were not found.
+        self._missed: _Key = b"", b""
+
+    def find(self, given: Sequence[Any], choice: bytes = b"") -> Value | None:
+        """Returns what is cached for these variables and raw arrays, in this order, or None."""
+        key = np.fromiter(given, object, len(given)).tobytes(), choice  # `_key_of`, without a call
+        entry = self._entries.get(key)
+        if entry is not None and (not entry.raw or entry.is_unchanged(given)):
+            return entry.value
+        return None
+
+    def add(self, given: Sequence[Any], value: Value, choice: bytes = b"") -> None:
+        """Caches what was not found.
+
+        Raw arrays are watched only if they come twice in a row: watching new views in each step
+        would gain nothing.
+        """
+        key = _key_of(given, choice)
+        raw = [at for at, each in enumerate(given) if not isinstance(each, Variable)]
+        if not raw or self._missed == key:
+            layouts = [_layout_of(given[at]) for at in raw]
+            _make_room(self._entries, key)
+            references = _watch(given, partial(_drop, weakref.ref(self), "_entries", key))
+            if references is not None:
+                self._entries[key] = _Recognised(value, raw, layouts, references)
+        self._missed = key
+
+    def forget(self, is_over: Callable[[Value], bool]) -> None:
+        """Drops entries by their values."""
+        for key, entry in list(self._entries.items()):
+            if is_over(entry.value):
+                self._entries.pop(key, None)
 
 
 class KnownGroups:
@@ -215,10 +256,8 @@ class KnownGroups:
     """
 
     def __init__(self) -> None:
-        self._by_objects: dict[_Key, _Recognised] = {}
+        self._by_objects = KnownObjects[Group]()
         self._by_identities: dict[_Key, tuple[Group, list[weakref.ref[Any]]]] = {}
-        # The key of the last objects that were not recognised.
-        self._missed: _Key = b"", b""
 
     def find(self, given: Sequence[Any], state_version: int, choice: bytes = b"") -> Group | None:
         """Returns the group of these variables, in this order, or None.
@@ -230,25 +269,25 @@ class KnownGroups:
             choice: A key of what parameter groups the variables have in this call: for each, a byte
                 of 0 or 1. Empty if they have the same in all calls.
         """
-        key = _key_of(given, choice)
-        recognised = self._by_objects.get(key)
-        if recognised is not None and (not recognised.raw or recognised.is_unchanged(given)):
-            group = recognised.group
-        else:
-            identities = _identities_of(given)
-            if identities is None:
+        group = self._by_objects.find(given, choice)
+        if group is None:
+            group = self.find_by_identities(given, choice)
+            if group is None:
                 return None
-            found = self._by_identities.get(_key_of(identities, choice))
-            if found is None:
-                return None
-            group = found[0]
-            group.uses.append(None)
-            # Arrays are watched only if they come twice in a row: watching new views in each step
-            # would gain nothing.
-            if self._missed == key or _are_variables(given):
-                self._recognise(key, given, group)
-            self._missed = key
+            self._by_objects.add(given, group, choice)
         return group if group.state_version == state_version else None
+
+    def find_by_identities(self, given: Sequence[Any], choice: bytes = b"") -> Group | None:
+        """Returns the group of these variables, of any version, or None; see `find`."""
+        identities = _identities_of(given)
+        if identities is None:
+            return None
+        found = self._by_identities.get(_key_of(identities, choice))
+        if found is None:
+            return None
+        group, _ = found
+        group.uses.append(None)
+        return group
 
     def add(self, group: Group) -> None:
         """Caches a group, unless a variable's end cannot be watched."""
@@ -264,26 +303,62 @@ class KnownGroups:
 
         A step in flight that has found such a group finds it to be of another version.
         """
-        for key, recognised in list(self._by_objects.items()):
-            if not changed.isdisjoint(recognised.group.identities):
-                recognised.group.state_version = _NEVER
-                self._by_objects.pop(key, None)
+        is_over = partial(_end_if_changed, changed)
         for key, (group, _) in list(self._by_identities.items()):
-            if not changed.isdisjoint(group.identities):
-                group.state_version = _NEVER
+            if is_over(group):
                 self._by_identities.pop(key, None)
-
-    def _recognise(self, key: _Key, given: Sequence[Any], group: Group) -> None:
-        raw = [at for at, each in enumerate(given) if not isinstance(each, Variable)]
-        layouts = [_layout_of(given[at]) for at in raw]
-        _make_room(self._by_objects, key)
-        references = _watch(given, partial(_drop, weakref.ref(self), "_by_objects", key))
-        if references is not None:
-            self._by_objects[key] = _Recognised(group, raw, layouts, references)
+        self._by_objects.forget(is_over)
 
 
-def _are_variables(given: Sequence[Any]) -> bool:
-    return not [each for each in given if not isinstance(each, Variable)]
+class PlannedPart(NamedTuple):
+    """A part of a step's gradients, less these.
+
+    Attributes:
+        group: The variables' group.
+        is_sparse: Whether the gradient is IndexedSlices.
+        is_averaged: Whether the rule moves the variables' averages, too.
+        choice: See `KnownGroups.find`.
+        positions: Where the gradients stand in the caller's list.
+        select: Returns the items at these positions.
+    """
+
+    group: Group
+    is_sparse: bool
+    is_averaged: bool
+    choice: bytes
+    positions: Sequence[int]
+    select: Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class StepPlan(NamedTuple):
+    """What steps of the same variables have in common.
+
+    Attributes:
+        kinds: The types of the gradients.
+        parts: Their parts.
+    """
+
+    kinds: Sequence[type]
+    parts: Sequence[PlannedPart]
+
+    def has_changed(self, changed: Set[Identity]) -> bool:
+        """Whether it is for a variable that has got another array."""
+        return any(not changed.isdisjoint(part.group.identities) for part in self.parts)
+
+
+def selecting(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Returns what selects the items at ascending positions."""
+    first, last = positions[0], positions[-1] + 1
+    if last - first == len(positions):
+        return itemgetter(slice(first, last))
+    return itemgetter(*positions)
+
+
+def _end_if_changed(changed: Set[Identity], group: Group) -> bool:
+    is_over = not changed.isdisjoint(group.identities)
+    if is_over:
+        group.state_version = _NEVER
+    return is_over
 
 
 def _key_of(objects: Sequence[Any], choice: bytes = b"") -> _Key:
@@ -336,7 +411,7 @@ def _watch(
 
 
 def _drop(
-    owner: weakref.ref[KnownGroups] | weakref.ref[Group],
+    owner: weakref.ref[Any],
     cache: str,
     key: _Key,
     dead: weakref.ref[Any],

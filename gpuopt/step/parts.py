@@ -67,12 +67,14 @@ class Part:
     def check(self, optimizer: RuleOptimizer, takes_wide: bool) -> None:
         """Raises what is wrong with a gradient, and gives all the form that the group takes."""
         group = None if self.is_sparse else self.group
-        self.versions = None if group is None else group.accept(self.gradients)
-        if self.versions is None:
-            dtypes = dtypes_of(optimizer)
-            self.gradients = checked_gradients(list(self.pairs()), self.numbers, dtypes, takes_wide)
-            if group is not None:
-                self.versions = group.accept(self.gradients)
+        if group is not None:
+            self.versions = group.accept(self.gradients)
+            if self.versions is not None:
+                return
+        dtypes = dtypes_of(optimizer)
+        self.gradients = checked_gradients(list(self.pairs()), self.numbers, dtypes, takes_wide)
+        if group is not None:
+            self.versions = group.accept(self.gradients)
 
     def identities(self) -> Iterable[Identity]:
         if self.group is not None:
@@ -121,8 +123,7 @@ def units_of(parts: Sequence[Part]) -> list[Unit]:
             if not unit:
                 units.append(unit)
             unit.append((part, batch))
-    if len(units) > 1 or len(units[0]) > 1:
-        _copy_what_is_overwritten(units)
+    _copy_what_is_overwritten(units)
     return units
 
 

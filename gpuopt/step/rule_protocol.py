@@ -15,7 +15,7 @@ from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import SlotCodecs
 from gpuopt.step.averages import FollowingAverages
 from gpuopt.step.clips import GradientClips, StepClips
-from gpuopt.step.known import KnownGroups
+from gpuopt.step.known import KnownGroups, KnownObjects, StepPlan
 from gpuopt.step.misuse import Misuse
 from gpuopt.step.request import Listed
 from gpuopt.step.rounding import StochasticRounding
@@ -34,6 +34,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     rule_of_other_rows: ClassVar[UpdateRule | None]
     catch_up: CatchUpOption
     known: KnownGroups
+    plans: KnownObjects[StepPlan]
     misuse: Misuse
     clips: GradientClips | None
     averages: FollowingAverages | None
@@ -71,6 +72,8 @@ class RuleOptimizer(HookOptimizer, Protocol):
     def _scalars_of_groups(
         self, every: Sequence[Scalars], numbers: Sequence[int], is_sparse: bool
     ) -> list[Scalars]: ...
+
+    def _updates_all_rows(self) -> bool: ...
 
     def _check_groups(self, variables: Sequence[Variable]) -> None: ...
 

@@ -13,6 +13,7 @@ import numpy as np
 from gpuopt.backends import array_types, backend_for
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.loss_scaling import Decided, Decision
+from gpuopt.computed_once import computed_once
 from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
@@ -21,7 +22,7 @@ from gpuopt.state.slots import create_slots, end_blocks_at_rows
 from gpuopt.state.state import Created
 from gpuopt.step.averages import StepAverages
 from gpuopt.step.clips import CLIPPING_MAKES_NAN, Measurement, StepClips
-from gpuopt.step.known import Group
+from gpuopt.step.known import Group, PlannedPart, StepPlan, selecting
 from gpuopt.step.nonfinite import describe_first
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import (
@@ -36,13 +37,16 @@ from gpuopt.step.request import StepRequest
 from gpuopt.step.rounding import check_not_float16
 from gpuopt.step.rule_protocol import RuleOptimizer
 from gpuopt.step.sparse_updates import apply_as_dense, apply_sparse
+from gpuopt.step.stage_options import StageOption
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.tables_behind import refuse_tables_of_another, refuse_unseen_reads
 from gpuopt.step.updates import Decider, Pair, apply_constraint, dtypes_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.variable import Variable
+from gpuopt.variables.variable import Variable, as_variable
+
+_NO_GROUP = [0]
 
 
 class RuleUpdates:
@@ -53,14 +57,15 @@ class RuleUpdates:
     # For each count of steps: see `decide_on_gpu`.
     _of_counts: Sequence[StepNumbers] = ()
     _clips: StepClips | None = None
-    # What backends write at once, if it is known because gradients are measured already.
+    # What backends write at once, as far as it is known.
     _units: Sequence[Unit] = ()
     _host_decides = False
     _has_constraints = False
-    _is_on_a_cpu = False
     unscaled_by: float | None = None
     gpu_decides: Decider | None = None
     has_rows_on_a_gpu = False
+    is_planned = False
+    _is_measured = False
 
     def __init__(self, optimizer: RuleOptimizer, request: StepRequest) -> None:
         """Divides the pairs into parts and checks them; recognised pairs need few checks."""
@@ -74,16 +79,63 @@ class RuleUpdates:
         self.forgets: list[Callable[[Collection[Device] | None], None]] = []
         self.read: list[Variable] = []
         given, gradients, variables = _unzip(request.pairs)
-        all_plain = array_types.issuperset(map(type, gradients))
-        others = [] if all_plain else _not_plain(gradients)
+        kinds = list(map(type, gradients))
+        if request.decaying is None:
+            plan = optimizer.plans.find(variables)
+            if plan is not None and plan.kinds == kinds:
+                self.is_planned = self._take(plan, variables, gradients)
+        if not self.is_planned:
+            self._divide(given, variables, gradients, kinds)
+
+    def _take(self, plan: StepPlan, variables: Sequence[Any], gradients: Sequence[Any]) -> bool:
+        """Divides the pairs as in an earlier step; returns whether its plan is still valid."""
+        optimizer = self._optimizer
+        version = optimizer.state.version.number
+        for group, is_sparse, is_averaged, choice, positions, select in plan.parts:
+            now = self._version_with_averages() if is_averaged else version
+            if group.state_version != now:
+                self._parts.clear()
+                return False
+            given = select(variables)
+            if is_sparse:
+                self._note_sparse(as_variable(given[0]))
+            rule, _ = optimizer._rule_of_call(given, is_sparse, None)
+            part = Part(rule, given, select(gradients), positions, group, is_averaged, choice)
+            self._parts.append(part)
+        if len(plan.parts) == 1 and len(group.batches) == 1:
+            self._units = [[(part, group.batches[0])]]
+            if not is_sparse:
+                self.num_elements = group.num_elements
+        return True
+
+    def _remember(self, variables: Sequence[Any], kinds: Sequence[type]) -> None:
+        """Keeps a plan for the next step of these pairs."""
+        moves_averages = self._optimizer.averages is not None
+        parts: list[PlannedPart] = []
+        for part in self._parts:
+            if part.group is None or part.is_averaged != (moves_averages and not part.is_sparse):
+                return
+            numbers = part.numbers
+            own = part.is_sparse, part.is_averaged, part.choice, numbers, selecting(numbers)
+            parts.append(PlannedPart(part.group, *own))
+        self._optimizer.plans.add(variables, StepPlan(kinds, parts))
+
+    def _divide(
+        self,
+        given: Sequence[tuple[Any, Any]],
+        variables: Sequence[Any],
+        gradients: Sequence[Any],
+        kinds: Sequence[type],
+    ) -> None:
+        """Divides pairs that are not known together."""
+        optimizer, request = self._optimizer, self.request
+        others = [at for at, kind in enumerate(kinds) if kind not in array_types]
+        left: Sequence[int] = range(len(kinds))
         if others:
             given = list(given)  # what converts a gradient may change the caller's list
-        left: list[int] | None = None
-        if others:
-            left = sorted(set(range(len(given))).difference(others))
-            gradients, variables = [gradients[at] for at in left], [variables[at] for at in left]
-        if gradients:
-            self._add_dense(variables, gradients, left)
+            left = sorted(set(left).difference(others))
+        if left:
+            self._add_dense([variables[at] for at in left], [gradients[at] for at in left], left)
         converted: list[tuple[int, Any, Any]] = []
         for position in others:
             gradient, variable = unpack_pair(position, given[position])
@@ -91,15 +143,8 @@ class RuleUpdates:
                 continue
             as_passed = given[position][1]
             if isinstance(gradient, IndexedSlices):
-                if optimizer.catch_up:
-                    refuse_unseen_reads(variable, optimizer.state)
-                self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
-                rule, choice = optimizer._rule_of_call([as_passed], True, request.decaying)
-                group = optimizer.known.find([as_passed], optimizer.state.version.number, choice)
-                part = Part(rule, [as_passed], [gradient], (position,), group, choice=choice)
-                if group is None:
-                    part.check(optimizer, request.takes_wide)
-                self._parts.append(part)
+                self._note_sparse(variable)
+                self._add_part([as_passed], [gradient], [position], is_sparse=True)
             else:
                 checked = checked_gradient(
                     gradient, variable, dtypes_of(optimizer), request.takes_wide
@@ -112,6 +157,8 @@ class RuleUpdates:
             self._add_dense(listed, arrays, positions)
         if not self._parts:
             refuse_no_gradients([unpack_pair(*each)[1] for each in enumerate(given)])
+        if request.decaying is None and all(kinds[at] is IndexedSlices for at in others):
+            self._remember(variables, kinds)
 
     def pairs(self) -> Sequence[Pair]:
         if len(self._parts) == 1:
@@ -130,18 +177,19 @@ class RuleUpdates:
     def identities(self) -> Iterable[Identity]:
         return chain.from_iterable(part.identities() for part in self._parts)
 
+    @computed_once
     def num_elements(self) -> int:
-        number, optimizer = 0, self._optimizer
-        for part in self._parts:
-            if part.is_sparse and (optimizer.rule_of_other_rows is None or optimizer.catch_up):
-                number += part.gradients[0].values.size
-            elif part.group is not None:
-                number += part.group.num_elements
-            else:
-                number += sum(variable.size for variable in part.variables())
-        return number
+        every_row = self._optimizer._updates_all_rows()
+        return sum(
+            part.gradients[0].values.size
+            if part.is_sparse and not every_row
+            else sum(variable.size for variable in part.variables())
+            for part in self._parts
+        )
 
     def refuse_shared_memory(self, counter: Variable | None) -> None:
+        if len(self._parts) == 1 and counter is None and self._parts[0].group is not None:
+            return
         groups = [part.group for part in self._parts if part.group is not None]
         if len(groups) < len(self._parts):
             self._look_for_shared_memory(counter)
@@ -163,7 +211,7 @@ class RuleUpdates:
 
     def create_slots(self, of_part: bool = False) -> None:
         codecs = self._optimizer.slot_codecs
-        tables = self._tables_with_codes() if codecs.coded else []
+        tables = self._tables_with_codes() if codecs.coded else ()
         unknown = [part for part in self._parts if part.group is None]
         if not unknown:
             return
@@ -233,24 +281,26 @@ class RuleUpdates:
         return tables
 
     def fix_scalars(self) -> None:
+        optimizer = self._optimizer
         scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
         for part in self._parts:
             group = part.require_group()
-            self._has_constraints |= bool(group.constrained)
-            self._is_on_a_cpu |= group.is_on_a_cpu
+            if group.constrained:
+                self._has_constraints = True
             for batch in group.batches:
                 if batch.real not in scalars:
-                    scalars[batch.real] = self._optimizer._scalars_for(batch.real)
-        if self._optimizer.clips is not None:
-            self._clips = self._optimizer._clips_of_step()
+                    scalars[batch.real] = optimizer._scalars_for(batch.real)
+        if optimizer.clips is not None:
+            self._clips = optimizer._clips_of_step()
         averages = None
-        if self._optimizer.averages is not None:
-            counter = self._optimizer.this_thread.global_step
-            averages = self._optimizer.averages.of_step(counter)
+        if optimizer.averages is not None:
+            counter = optimizer.this_thread.global_step
+            averages = optimizer.averages.of_step(counter)
             self.forgets.append(averages.forget)
-        state = self._optimizer.state
-        options = self._optimizer.stage_options
-        stages = [(option, option.scalars_of_next_step(state)) for option in options]
+        stages: Sequence[tuple[StageOption, Scalars]] = ()
+        if optimizer.stage_options:
+            state, options = optimizer.state, optimizer.stage_options
+            stages = [(option, option.scalars_of_next_step(state)) for option in options]
         self._numbers = StepNumbers(scalars, averages, stages)
         self._of_counts = [self._numbers]
 
@@ -284,20 +334,6 @@ class RuleUpdates:
         needs_host = self._has_constraints or self._host_decides
         return needs_host or not self._optimizer.finish_is_undoable
 
-    def apply(self) -> list[Any]:
-        if self._is_on_a_cpu:
-            quietly(self.write)
-        else:
-            self.write()
-        averages = self._numbers.averages
-        if self._has_constraints:
-            for part in self._parts:
-                for position in part.require_group().constrained:
-                    apply_constraint(part.given[position])
-        if averages is not None and (alone := self._averaged_alone()):
-            self._follow(averages, alone)
-        return []
-
     def _follow(self, averages: StepAverages, variables: Sequence[Variable]) -> None:
         """Moves averages that rules do not move."""
         values = variables
@@ -309,13 +345,13 @@ class RuleUpdates:
         every = [each.averages for each in self._of_counts if each.averages is not None]
         averages.follow_decided(variables, values, self.decided_by_device, every)
 
-    def write(self) -> None:
-        """Applies the rule, without constraints; to be called by `quietly` if on a CPU."""
+    def apply(self, *, is_alone: bool = True) -> list[Any]:
+        """See `Updates`; by a hook, which is not alone, no constraint and average follows."""
         optimizer = self._optimizer
         units = self._units or units_of(self._parts)
-        joined = list(map(self._join, units))
-        if self._clips is not None and not self._units:
-            self._measure(units, [rule for rule, *_ in joined])
+        joined = [self._join(unit) for unit in units]
+        if self._clips is not None and not self._is_measured:
+            quietly(self._measure, units, [rule for rule, *_ in joined])
         for unit, (rule, numbers, scalars) in zip(units, joined, strict=True):
             part, batch = unit[0]
             factors, sums = None, None
@@ -349,6 +385,14 @@ class RuleUpdates:
                 )
             self._done += unit
         self._writing = []
+        averages = self._numbers.averages
+        if self._has_constraints and is_alone:
+            for part in self._parts:
+                for position in part.require_group().constrained:
+                    apply_constraint(part.given[position])
+        if averages is not None and is_alone and (alone := self._averaged_alone()):
+            self._follow(averages, alone)
+        return []
 
     def _join(self, unit: Unit) -> tuple[UpdateRule, Sequence[int], list[Scalars]]:
         """Returns the rule of a unit with its stages, the groups of its scalars, and these."""
@@ -356,13 +400,18 @@ class RuleUpdates:
         if part.rule.is_emitted or batch.device.kind == "cpu":
             _ = part.rule.programs  # refuses a rule that could not be traced when it was made
         numbers = batch.scalar_groups
+        is_plain = numbers == _NO_GROUP and part.rule is optimizer.rule
+        if is_plain and not part.is_sparse:
+            [first, *others] = self._of_counts
+            if not others and not first.stages and not part.is_averaged:
+                return part.rule, numbers, [first.scalars[batch.real][0]]
         if len(unit) > 1:
             numbers = sorted({number for _, each in unit for number in each.scalar_groups})
         rule, scalars = part.rule, list[Scalars]()
         for of_count in self._of_counts:
             every = of_count.scalars[batch.real]
             mine: Sequence[Scalars] = every[:1]
-            if numbers != [0] or part.is_sparse:
+            if numbers != _NO_GROUP or part.is_sparse:
                 mine = optimizer._scalars_of_groups(every, numbers, part.is_sparse)
             if part.rule is not optimizer.rule:
                 mine = [part.rule.own(each) for each in mine]
@@ -451,8 +500,9 @@ class RuleUpdates:
 
     def find_nonfinite(self) -> str | None:
         assert self._clips is not None, "unscale or measure_all comes first"
-        units = self._units = units_of(self._parts)
-        quietly(lambda: self._measure(units, [rule for rule, *_ in map(self._join, units)]))
+        units = self._units = self._units or units_of(self._parts)
+        self._is_measured = True
+        quietly(self._measure, units, [rule for rule, *_ in map(self._join, units)])
         found = self._clips.look()
         if found is Measurement.FINITE:
             return None
@@ -476,7 +526,7 @@ class RuleUpdates:
         self,
         variables: Sequence[Any],
         gradients: Sequence[Any],
-        positions: Sequence[int] | None,
+        positions: Sequence[int],
         is_averaged: bool | None = None,
     ) -> None:
         """Finds the group of dense gradients' variables, or checks the gradients for a new one.
@@ -484,32 +534,50 @@ class RuleUpdates:
         Args:
             variables: As the caller passed them.
             gradients: An array on any device for each variable.
-            positions: The variables' positions in the caller's list; None if they are all of it.
+            positions: The variables' positions in the caller's list.
             is_averaged: Whether it moves their averages, too; None to find out. There is a part for
                 those of which it does, and one for the others.
         """
         optimizer = self._optimizer
-        at = positions or range(len(variables))
-        rule, choice = optimizer._rule_of_call(variables, False, self.request.decaying)
-        group = None
-        if optimizer.averages is not None and is_averaged is not False:
-            version = self._version_with_averages()
-            group = optimizer.averages.known.find(variables, version, choice)
-            if group is None and is_averaged is None:
-                joining = optimizer.averages.joining(variables)
-                for joins in dict.fromkeys(joining):
-                    chosen = _chosen(joining, joins, variables, gradients, at)
-                    self._add_dense(*chosen, joins)
-                return
-        is_averaged = optimizer.averages is not None and is_averaged is not False
-        if not is_averaged:
-            group = optimizer.known.find(variables, optimizer.state.version.number, choice)
-        part = Part(rule, variables, gradients, at, group, is_averaged, choice)
+        if optimizer.averages is None:
+            is_averaged = False
+        elif is_averaged is None:
+            joining = optimizer.averages.joining(variables)
+            for joins in dict.fromkeys(joining):
+                self._add_dense(*_chosen(joining, joins, variables, gradients, positions), joins)
+            return
+        self._add_part(variables, gradients, positions, is_sparse=False, is_averaged=is_averaged)
+
+    def _add_part(
+        self,
+        variables: Sequence[Any],
+        gradients: Sequence[Any],
+        positions: Sequence[int],
+        *,
+        is_sparse: bool,
+        is_averaged: bool = False,
+    ) -> None:
+        optimizer = self._optimizer
+        known, version = optimizer.known, optimizer.state.version.number
+        if is_averaged and optimizer.averages is not None:
+            known, version = optimizer.averages.known, self._version_with_averages()
+        rule, choice = optimizer._rule_of_call(variables, is_sparse, self.request.decaying)
+        group = known.find_by_identities(variables, choice)
+        if group is not None and group.state_version != version:
+            group = None
+        part = Part(rule, variables, gradients, positions, group, is_averaged, choice)
         if group is None:
-            for position, pair in zip(at, zip(gradients, variables, strict=True), strict=True):
+            for position, pair in zip(
+                positions, zip(gradients, variables, strict=True), strict=True
+            ):
                 unpack_pair(position, pair)
             part.check(optimizer, self.request.takes_wide)
         self._parts.append(part)
+
+    def _note_sparse(self, variable: Variable) -> None:
+        if self._optimizer.catch_up:
+            refuse_unseen_reads(variable, self._optimizer.state)
+        self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
 
     def _version_with_averages(self) -> int:
         """Returns the present `Group.state_version` of plans that also write averages."""
@@ -538,12 +606,6 @@ def _unzip(given: Sequence[Any]) -> tuple[Sequence[tuple[Any, Any]], list[Any], 
         return given, [first for first, _ in given], [second for _, second in given]
     except ValueError:  # a tuple of another length
         return _unzip(as_pairs(given))
-
-
-def _not_plain(gradients: Sequence[Any]) -> list[int]:
-    """Returns the positions of gradients that are no plain arrays of a device in use."""
-    is_plain = map(array_types.__contains__, map(type, gradients))
-    return [position for position, is_dense in enumerate(is_plain) if not is_dense]
 
 
 def _has_elements(gradient: Any) -> bool:

@@ -168,31 +168,25 @@ class Step:
         updates.refuse_shared_memory(self.counter)
         if begun:
             self._refuse_unfinished(updates)
-        if updates.num_elements() > SMALL_WRITE:
-            later = interrupts_put_off(waits_for_begin=True)
-            with later:
-                self._run_in_gate(updates, added, later)
-        else:
-            self._run_in_gate(updates, added)
-
-    def _run_in_gate(
-        self,
-        updates: Updates,
-        added: Sequence[Addition],
-        later: interrupts_put_off | None = None,
-    ) -> None:
+        is_large = updates.num_elements > SMALL_WRITE
+        later = interrupts_put_off(waits_for_begin=True) if is_large else None
         this_thread = self._optimizer.this_thread
         outer = vars(this_thread).copy()
         report = self._report
         as_step = profiling_range(self.name) if gpu_backends else _nothing
-        with as_step if report is None else report.watch_step(self.name, self._began), writing():
+        with (
+            later or _nothing,
+            as_step if report is None else report.watch_step(self.name, self._began),
+            writing(),
+        ):
             if changes.number != self._row_change:
                 refuse_changed(updates.variables(), self._row_change)
             # Before it reads what other steps and restores write: from here on, none comes between.
             begun[self] = None
             try:
                 try:
-                    updates.create_slots()
+                    if not updates.is_planned:
+                        updates.create_slots()
                     self._prepare()
                     updates.fix_scalars()
                     updates.check()
@@ -229,7 +223,7 @@ class Step:
 
         def apply_checked(updates: Updates) -> None:
             nonlocal unsure, num_elements
-            num_elements += updates.num_elements()
+            num_elements += updates.num_elements
             if num_elements > SMALL_WRITE:
                 later.begin()
             self._writing = updates
@@ -250,7 +244,7 @@ class Step:
                 self._refuse_unfinished(updates)
             updates.create_slots(of_part=True)
             if not is_prepared:
-                begun[self] = None  # see `_run_in_gate`
+                begun[self] = None  # see `run`
                 self._prepare()
                 # Of any later part, too: by then, user code may have made other steps.
                 for real in (np.float32, np.float64):
@@ -282,10 +276,11 @@ class Step:
 
     def _prepare(self) -> None:
         """Fixes the numbers of this step; steps that user code makes inside have their own."""
-        self._optimizer.this_thread.scalars = {}
-        self._optimizer.this_thread.global_step = self.counter
+        # Attributes of what threads have apart take several times as long.
+        this_thread = vars(self._optimizer.this_thread)
+        this_thread["scalars"], this_thread["global_step"] = {}, self.counter
         prepare = self._optimizer._prepare
-        if str(prepare.__module__).startswith("gpuopt."):  # None of code that `exec` runs
+        if (prepare.__module__ or "").startswith("gpuopt."):  # None of code that `exec` runs
             prepare()
         else:
             call_user_code(prepare)

@@ -54,12 +54,14 @@ class Updates(Protocol):
         read: The gradients that are Variables: `apply` is called inside `reading` of them.
         gpu_decides: What has a GPU decide whether the step is made; None if the host decides.
         request: The step's.
+        is_planned: Whether all is made and planned that a step of these variables needs.
         unscaled_by: What gradients are still to be multiplied by, if they are to be measured; else
             None.
     """
 
     gpu_decides: Decider | None
     request: StepRequest
+    is_planned: bool
     has_rows_on_a_gpu: bool
     created: list[Created]
     forgets: list[Callable[[Collection[Device] | None], None]]
@@ -80,8 +82,9 @@ class Updates(Protocol):
     def identities(self) -> Iterable[Identity]:
         """Returns the variables' identities."""
 
+    @property
     def num_elements(self) -> int:
-        """Returns about how many elements of variables are written."""
+        """About how many elements of variables are written."""
 
     def refuse_shared_memory(self, counter: Variable | None) -> None:
         """Raises ValueError if memory would be written twice.
@@ -156,6 +159,7 @@ class HookUpdates:
     """Updates by `_apply_dense`, `_apply_sparse` and their twins, one variable after the other."""
 
     gpu_decides: Decider | None = None
+    is_planned = False
     unscaled_by: float | None = None
 
     def __init__(self, optimizer: HookOptimizer, request: StepRequest) -> None:
@@ -184,6 +188,7 @@ class HookUpdates:
     def identities(self) -> Iterable[Identity]:
         return [variable.identity for variable in self.variables()]
 
+    @property
     def num_elements(self) -> int:
         return sum(variable.size for variable in self.variables())
 

@@ -393,14 +393,19 @@ struct Update {
     std::intptr_t width;
     std::intptr_t first;         // the place of the first element in its variable
     std::intptr_t first_number;  // of the variable's first element, for stages of the gradient
-    const Scalars* scalars;
+    std::intptr_t group;         // of its scalars
   };
 
   // Updates chunks until all are taken. Threads that call it at once share them; `taken` counts for
-  // all of them, from 0.
-  static void update_chunks(const Chunk* chunks, long long num_chunks, long long* taken) {
-    for (long long i; (i = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < num_chunks;)
-      update_chunk(chunks[i], *chunks[i].scalars);
+  // all of them, from 0. The gradients of the first `num_joined` are in `joined`, each as many bytes
+  // from its begin as `grad` says.
+  static void update_chunks(const Chunk* chunks, long long num_chunks, long long* taken,
+                            const char* joined, long long num_joined, const Scalars* scalars) {
+    for (long long i; (i = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < num_chunks;) {
+      Chunk chunk = chunks[i];
+      if (i < num_joined) chunk.grad = joined + reinterpret_cast<std::intptr_t>(chunk.grad);
+      update_chunk(chunk, scalars[chunk.group]);
+    }
   }
 
   static void update_chunk(const Chunk& chunk, Scalars scalars) {

@@ -19,7 +19,7 @@ from emulator import EmulatorLauncher, KernelError
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
-from gpuopt.backends.cpu.forms.compiled import compiled_rules
+from gpuopt.backends.cpu.forms.compiled import compiled_rule
 from gpuopt.backends.cpu.forms.replayed import replayed_rules
 from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.rules import sources
@@ -153,8 +153,7 @@ def test_a_rule_of_ones_own_has_its_own_values_in_every_form_of_the_cpu(
     module = package(cuda=cuda)
     np.testing.assert_allclose(values_after_steps(module, "cpu"), expected_after_steps(), atol=1e-6)
     if every_cpu_form == "compiled":
-        scalars = dict.fromkeys(module.momentum.scalars, np.float32(0.5))
-        assert compiled_rules(module.momentum, np.dtype(np.float32), [scalars])
+        assert compiled_rule(module.momentum, np.dtype(np.float32))
 
 
 @pytest.mark.emulator
@@ -214,9 +213,8 @@ def test_a_header_with_other_slots_or_scalars_leaves_the_work_to_numpy_with_a_wa
 ) -> None:
     monkeypatch.setenv("GPUOPT_COMPILED", "1")
     rule = package(**wrong).momentum
-    scalars = dict.fromkeys(rule.scalars, np.float32(0.5))
     with caplog.at_level(logging.WARNING, "gpuopt"):
-        assert not compiled_rules(rule, np.dtype(np.float32), [scalars])
+        assert not compiled_rule(rule, np.dtype(np.float32))
     assert re.search(words, caplog.text)
 
 

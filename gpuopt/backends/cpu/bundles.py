@@ -101,13 +101,6 @@ class Bundle:
         # [num_slots + 2, num_parts + 1]: where the elements of each part begin and end in the
         # variable, the slots and the gradient.
         self._bounds = np.array([each[[*parts, len(variables)]] for each in [*ends, ends[0]]])
-        # A table for `CompiledRule.update_chunks`, less what a step adds.
-        widths = [kinds[i][1] for i in parts]
-        num_rows = np.diff(self._bounds[-2])
-        none = np.zeros_like(num_rows)
-        self._chunks = np.column_stack(
-            [self._bounds[:, :-1].T, num_rows, widths, none, none, none]
-        ).astype(np.intp, copy=False)
 
     def join(self, gradients: Sequence[Array], real: np.dtype[Any]) -> Array:
         """Copies the gradients into one flat array of the compute type."""
@@ -148,9 +141,6 @@ class Bundle:
             whole = form_of_parts(forms, self._groups, np.diff(self._bounds[-1]))
         if whole is not None:
             whole.apply(values, grad, buffers)
-        elif first.update_chunks is not None:
-            table = self._table(forms, [*values, grad])
-            first.update_chunks(table, np.zeros(1, np.int64))
         else:
             self._update_parts(forms, values, grad, kept)
         if not is_plain:
@@ -158,15 +148,6 @@ class Bundle:
         for each, array in zip(self._members, arrays, strict=True):
             if len(each.runs) > 1:
                 each.spread(array)
-
-    def _table(self, forms: Sequence[RuleForm], arrays: Sequence[Array]) -> Array:
-        """Returns the parts as chunks, for `CompiledRule.update_chunks`."""
-        table = self._chunks.copy()
-        begins = table[:, : len(arrays)]
-        begins *= arrays[0].itemsize
-        begins += [array.ctypes.data for array in arrays]
-        table[:, -1] = [forms[group].scalars_address for group in self._groups]
-        return table
 
     def _update_parts(
         self,

@@ -13,7 +13,7 @@ from gpuopt.computed_once import computed_once
 from gpuopt.rules.slot_codes import BLOCK
 
 # Columns of a table of chunks: see `Update::Chunk` in kernels/cpu/update.hpp.
-_GRADIENT, _FIRST, _SCALARS = -6, -3, -1
+_GRADIENT, _FIRST = -6, -3
 # The most memory that the scratch arrays of all threads may take together.
 _SCRATCH_BYTES = 6 * 1024 * 1024
 
@@ -150,34 +150,26 @@ class Chunks:
         grad = None if gradients is None else gradients[owner][start * width : end * width]
         return arrays, grad, start * width
 
-    def table(self, scalars: Sequence[int], gradients: Sequence[Array] | None) -> Array:
-        """Returns the chunks' addresses, for `CompiledRule.update_chunks`.
+    def table(self, gradients: Array | None, itemsize: int = 0) -> Array:
+        """Returns the chunks, as `Table` takes them.
 
         Args:
-            scalars: Where each group's scalars are.
-            gradients: One for each variable, contiguous and of one type; None if they are zero
-                everywhere.
+            gradients: Of intp: where each variable's begins; None if all are zero.
+            itemsize: The bytes of an element of a gradient.
         """
         table = self._table.copy()
-        if len(scalars) == 1:
-            table[:, _SCALARS] = scalars
-        else:
-            table[:, _SCALARS] = np.array(scalars, np.intp)[self._chunk_groups]
         if gradients is not None:
-            addresses = np.array([gradient.ctypes.data for gradient in gradients], np.intp)
-            offsets = table[:, _FIRST] * gradients[0].itemsize
-            np.add(addresses[self._owners], offsets, out=table[:, _GRADIENT])
+            offsets = table[:, _FIRST] * itemsize
+            np.add(gradients[self._owners], offsets, out=table[:, _GRADIENT])
         return table
 
-    @computed_once
-    def _chunk_groups(self) -> Array:
-        """For each chunk, the number of its group."""
-        groups: Array = np.array(self._groups, np.intp)[self._owners]
-        return groups
+    def num_of_first(self, num_variables: int) -> int:
+        """Returns the number of chunks of the first variables."""
+        return int(np.searchsorted(self._owners, num_variables))
 
     @computed_once
     def _table(self) -> Array:
-        """The chunks' addresses, without gradients and scalars."""
+        """The same without gradients."""
         addresses = [[array.ctypes.data for array in arrays] for arrays in self._arrays]
         bytes_of_rows = [
             [array.itemsize * count for array, count in zip(arrays, counts, strict=True)]
@@ -194,4 +186,5 @@ class Chunks:
         widths, heights = np.where(are_blocks, (sizes, np.ones_like(sizes)), (widths, heights))
         none = np.zeros_like(firsts)
         numbers = np.array(self._first_numbers, np.intp)[self._owners]
-        return np.column_stack([arrays, none, heights, widths, firsts, numbers, none])
+        groups = np.array(self._groups, np.intp)[self._owners]
+        return np.column_stack([arrays, none, heights, widths, firsts, numbers, groups])

@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from operator import attrgetter, eq
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
+from gpuopt import environment
 from gpuopt.backends.backend import Target, compute_type
 from gpuopt.backends.cpu.bundles import bundles
 from gpuopt.backends.cpu.chunks import Chunks, chunk_length
-from gpuopt.backends.cpu.forms.compiled import Stored
+from gpuopt.backends.cpu.compiled_update import CompiledUpdate
+from gpuopt.backends.cpu.forms.compiled import Stored, compiled_rule
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import Array, scratch
@@ -24,6 +26,7 @@ from gpuopt.backends.cpu.tiles import Rounding, buffers_for, cut_short, update_t
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.codecs import Codecs, codec_of
 from gpuopt.computed_once import computed_once
+from gpuopt.rules.update_rule import UpdateRule
 
 _BUNDLE_BYTES = 128 * 1024
 # If the small gradients take no more than this together, all are copied before the first update.
@@ -31,7 +34,6 @@ _COPIED_BYTES = 1024 * 1024
 
 Task = Callable[[], None]
 
-_shape_of = attrgetter("shape")
 _dtype_of = attrgetter("dtype")
 
 
@@ -94,10 +96,15 @@ class DensePlan:
             elif size:
                 is_small = size < limits.small_elements and not self.codecs.have_blocks
                 (small if is_small else self._large).append(position)
-        # These are small for numpy alone.
-        medium = range(limits.small_compiled_elements, limits.small_elements)
-        self._has_medium = any(self.arrays[position][0].size in medium for position in small)
         self._chunks = Chunks([], [], 0)
+        # What compiled code updates, variables with joined gradients first.
+        most = min(limits.small_elements, limits.small_compiled_elements)
+        sizes = {at: self.arrays[at][0].size for at in (*small, *self._large)}
+        self._compiled_order = sorted(sizes, key=lambda at: (sizes[at] >= most, at))
+        self._num_joined = sum(size < most for size in sizes.values())
+        # By rule and type of gradients; and how often a plan of few elements was asked for one.
+        self._compiled: dict[tuple[UpdateRule, np.dtype[Any]], CompiledUpdate | None] = {}
+        self._num_uncompiled = 0
         most_elements = _BUNDLE_BYTES // self.real.itemsize
         self._bundles = bundles(self.arrays, self.codecs, self.groups, small, most_elements)
         small_bytes = dtype.itemsize * sum(self.arrays[position][0].size for position in small)
@@ -115,14 +122,14 @@ class DensePlan:
 
         A master copy's gradient has the dtype of its 16-bit variable.
         """
-        fit = (
-            set(map(type, gradients)) == {np.ndarray}
-            and set(map(_dtype_of, gradients)) == {self._dtype}
-            # Not as lists: thousands of tuples at once would set off the garbage collection.
-            and all(map(eq, map(_shape_of, gradients), self._shapes))
-        )
+        dtype = self._dtype
+        for gradient, shape in zip(gradients, self._shapes, strict=True):
+            if type(gradient) is not np.ndarray or gradient.shape != shape:
+                return None
+            if gradient.dtype is not dtype and gradient.dtype != dtype:
+                return None
         # The same version for all arrays: their addresses and strides are read in each step.
-        return 0 if fit else None
+        return 0
 
     @computed_once
     def alone(self) -> DensePlan:
@@ -137,21 +144,43 @@ class DensePlan:
         limits = replace(self._limits, small_elements=0, small_compiled_elements=0)
         return self._with(limits, self.groups)
 
-    def for_forms(self, forms: Sequence[RuleForm]) -> DensePlan:
-        """Returns the plan of the same variables that is best for forms of a rule."""
-        stored = forms[0].stored
-        if stored is None:
-            return self
-        if not stored.is_plain:
-            return self.apart
-        is_other = self._has_medium and self.codecs.are_plain and self._dtype == self.real
-        return self._for_compiled if is_other else self
+    def compiled(
+        self, rule: UpdateRule, gradients: Sequence[Array] | None
+    ) -> CompiledUpdate | None:
+        """Returns what updates all variables that are not `strided`; None where numpy does.
 
-    @computed_once
-    def _for_compiled(self) -> DensePlan:
-        """A plan of the same variables that counts fewer as small."""
-        limits = replace(self._limits, small_elements=self._limits.small_compiled_elements)
-        return self._with(limits, self.groups)
+        Args:
+            rule: What to compute.
+            gradients: One for each variable; None if they are zero everywhere.
+        """
+        if self.size < self._limits.compiled_elements:
+            # The same bits, so nobody notices.
+            self._num_uncompiled += 1
+            if self._num_uncompiled <= self._limits.compiled_steps or not rule.is_exact:
+                return None
+        types = {self.real} if gradients is None else set(map(_dtype_of, gradients))
+        if len(types) > 1 or not (self._compiled_order and environment.settings().compiled):
+            return None
+        [dtype] = types
+        found = self._compiled.get((rule, dtype))
+        if found is None:
+            found = self._compiled[rule, dtype] = self._compile(rule, dtype)
+        return found
+
+    def _compile(self, rule: UpdateRule, dtype: np.dtype[Any]) -> CompiledUpdate | None:
+        stored, order = Stored(self.codecs, codec_of(dtype, self.real)), self._compiled_order
+        compiled = compiled_rule(rule, self.real, stored)
+        if compiled is None:
+            return None
+        return CompiledUpdate(
+            compiled,
+            [self.arrays[at] for at in order],
+            [self.groups[at] for at in order],
+            [self.targets[at].first_number for at in order],
+            self.memory,
+            order,
+            self._num_joined,
+        )
 
     def _with(self, limits: CpuLimits, groups: Sequence[int]) -> DensePlan:
         return DensePlan(self.targets, self.memory, limits, groups, self.codecs)
@@ -168,10 +197,13 @@ class DensePlan:
         [dtype] = types
         return Stored(self.codecs, codec_of(dtype, self.real))
 
-    def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:
-        """Returns the gradients; those that the step would overwrite before reading are copies."""
+    def without_overlap(self, gradients: Sequence[Array], positions: Sequence[int]) -> list[Array]:
+        """Returns the gradients; copies of those at some positions that the step would overwrite.
+
+        So they can be read after the first write.
+        """
         apart = list(gradients)
-        for position in self.read_late:
+        for position in positions:
             if self.memory.overlaps(apart[position]):
                 apart[position] = apart[position].copy()
         return apart
@@ -222,18 +254,12 @@ class DensePlan:
     ) -> list[Task]:
         mine = None if gradients is None else [gradients[position] for position in self._large]
         types = {each.dtype for each in mine or ()}
-        update_chunks = forms[0].update_chunks
-        if forms[0].stored != self.stored(mine):
-            update_chunks = None
-        converted = 0
-        if update_chunks is None:
-            converted = self.codecs.num_decoded + bool(types - {self.real})
+        converted = self.codecs.num_decoded + bool(types - {self.real})
         # Forms of one kind differ in their scratch arrays alone.
         distinct = {tuple(form.scratch_dtypes): form for form in forms}.values()
         converted_bytes = converted * self.real.itemsize
         longest = min(chunk_length(form, self.size, threads, converted_bytes) for form in distinct)
-        if update_chunks is None:
-            longest = cut_short(longest, self.codecs, is_rounded=rounding is not None)
+        longest = cut_short(longest, self.codecs, is_rounded=rounding is not None)
         chunks = self._chunks
         if chunks.longest != longest:
             arrays = [self.arrays[position] for position in self._large]
@@ -243,13 +269,8 @@ class DensePlan:
             chunks = self._chunks = Chunks(
                 arrays, groups, longest, numbers, have_blocks=have_blocks
             )
-        share: Task
-        if update_chunks is not None:
-            table = chunks.table([form.scalars_address for form in forms], mine)
-            share = partial(update_chunks, table, np.zeros(1, np.int64))
-        else:
-            update = partial(self._update_chunk, chunks, forms, mine, rounding)
-            share = partial(chunks.share, update, deque(range(len(chunks))))
+        update = partial(self._update_chunk, chunks, forms, mine, rounding)
+        share = partial(chunks.share, update, deque(range(len(chunks))))
         return [share] * min(threads, len(chunks))
 
     def _update_chunk(

@@ -16,6 +16,7 @@ from gpuopt.backends.cpu.summed_scalars import scalars_with_sums
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.tiles import rounding_of
 from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -34,38 +35,66 @@ def update_dense(
 
     If `gradients` is None, they are zero everywhere; the rule then has no sums.
     """
-    if gradients is None and (plan.size < limits.compiled_elements or not plan.is_large):
-        zero = plan.real.type(0)
-        gradients = [np.broadcast_to(zero, var.shape) for var, *_ in plan.targets]
     if rule.sums:
         assert gradients is not None, "a rule with sums has no update without a gradient"
         scalars = scalars_with_sums(rule, plan, gradients, scalars, limits)
         plan = plan.alone
+    is_large = plan.size >= limits.large_elements
+    threads = limits.threads_for(plan.size) if is_large else 1
+    if gradients is not None and plan.strided:
+        gradients = plan.without_overlap(gradients, plan.strided)
+    compiled = plan.compiled(rule, gradients)
+    if compiled is not None:
+        compiled.update(gradients, scalars, threads)
+    else:
+        quietly(_update_by_numpy, rule, plan, gradients, scalars, limits, threads)
+    if plan.strided:
+        quietly(_update_each_strided, rule, plan, gradients, scalars, limits)
+
+
+def _update_by_numpy(
+    rule: UpdateRule,
+    plan: DensePlan,
+    gradients: Sequence[Array] | None,
+    scalars: Sequence[Scalars],
+    limits: CpuLimits,
+    threads: int,
+) -> None:
+    """Updates the variables that are not `strided`, where compiled code cannot."""
+    is_plain = plan.size < limits.compiled_elements
+    if gradients is None and (is_plain or not plan.is_large):
+        zero = plan.real.type(0)
+        gradients = [np.broadcast_to(zero, var.shape) for var, *_ in plan.targets]
     forms: Sequence[RuleForm]
-    if plan.size < limits.compiled_elements:
-        threads, forms = 1, [PlainRule(rule, each) for each in scalars]
+    if is_plain:
+        forms = [PlainRule(rule, each) for each in scalars]
     else:
         is_large = plan.size >= limits.large_elements
-        threads = limits.threads_for(plan.size) if is_large else 1
-        stored, zero_grad = plan.stored(gradients), gradients is None
-        forms = quickest_forms(
-            rule, plan.real, scalars, is_large, stored=stored, zero_grad=zero_grad
-        )
-        plan = plan.for_forms(forms)
+        forms = quickest_forms(rule, plan.real, scalars, is_large, zero_grad=gradients is None)
     if rule.is_numbered:
         plan = plan.apart
     rounding = rounding_of(rule, scalars) if rule.is_rounded else None
     if gradients is not None and plan.read_late:
-        gradients = plan.flat(plan.without_overlap(gradients))
+        gradients = plan.flat(plan.without_overlap(gradients, plan.read_late))
     tasks = plan.tasks(forms, gradients, threads, rounding)
     if threads == 1:
         for task in tasks:
             task()
     else:
         share_out(lambda task: task(), tasks, threads)
+
+
+def _update_each_strided(
+    rule: UpdateRule,
+    plan: DensePlan,
+    gradients: Sequence[Array] | None,
+    scalars: Sequence[Scalars],
+    limits: CpuLimits,
+) -> None:
+    zero = plan.real.type(0)
     for position in plan.strided:
-        assert gradients is not None, "the variables are large"
-        of_group, gradient = scalars[plan.groups[position]], gradients[position]
+        of_group, var = scalars[plan.groups[position]], plan.targets[position].var
+        gradient = np.broadcast_to(zero, var.shape) if gradients is None else gradients[position]
         if plan.codecs.are_casts and not (rule.is_numbered or rule.row_slots):
             _update_strided(rule, plan.targets[position], gradient, of_group)
         else:

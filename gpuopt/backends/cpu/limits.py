@@ -16,6 +16,8 @@ class CpuLimits:
             it computes.
         small_compiled_elements: The same for compiled rules, which get all addresses in one call:
             to find a gradient's takes longer than to copy and update so few elements.
+        compiled_steps: After so many updates of the same fewer elements, these are compiled as
+            well: until then, to compile would have taken longer than it saves.
         compiled_elements: From this size on, a compiled rule is quicker than numpy's calls, also
             with one thread; at most `large_elements`.
         large_elements: From this size on, a second thread and a rule without temporaries are worth
@@ -28,6 +30,7 @@ class CpuLimits:
     large_elements: int = 256 * 1024
     elements_per_thread: int = 128 * 1024
     compiled_elements: int = 64 * 1024
+    compiled_steps: int = 1000
 
     def __post_init__(self) -> None:
         least = min(self.compiled_elements, self.large_elements)

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars, Target, compute_type
 from gpuopt.backends.cpu.chunks import Chunks
-from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_rules
+from gpuopt.backends.cpu.forms.compiled import CompiledRule, Table, compiled_rule
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import Array
 from gpuopt.backends.cpu.written_memory import WrittenMemory
@@ -26,19 +26,17 @@ class RepeatedUpdate:
 
     def __init__(
         self,
-        rule: UpdateRule,
-        forms: Sequence[CompiledRule],
+        rule: CompiledRule,
         targets: Sequence[Target],
         gradients: Sequence[Array],
         groups: Sequence[int],
     ) -> None:
-        self._names = rule.scalars
-        self._forms = forms
+        self._rule = rule
         self._arrays = targets, gradients
         arrays = [target.arrays for target in targets]
-        chunks = Chunks(arrays, groups, forms[0].most_elements)
-        self._table = chunks.table([form.scalars_address for form in forms], gradients)
-        self._taken = np.zeros(1, np.int64)
+        chunks = Chunks(arrays, groups, rule.most_elements)
+        begins = np.array([gradient.ctypes.data for gradient in gradients], np.intp)
+        self._table = Table(chunks.table(begins, gradients[0].itemsize))
 
     def apply(self, scalars: Sequence[Scalars]) -> None:
         """Updates all variables.
@@ -46,10 +44,7 @@ class RepeatedUpdate:
         Args:
             scalars: Those of each group, of the variables' dtype.
         """
-        for form, given in zip(self._forms, scalars, strict=True):
-            form.scalars[:] = [given[name] for name in self._names]
-        self._taken[0] = 0
-        self._forms[0].update_chunks(self._table, self._taken)
+        self._rule.update_chunks(self._table, self._rule.pack(scalars))
 
 
 def repeated_update(
@@ -57,7 +52,6 @@ def repeated_update(
     targets: Sequence[Target],
     gradients: Sequence[Array],
     groups: Sequence[int],
-    scalars: Sequence[Scalars],
 ) -> RepeatedUpdate | None:
     """Prepares an update; None where `Backend.apply_dense` has to make it.
 
@@ -69,7 +63,6 @@ def repeated_update(
         targets: Variables and slots that share no memory.
         gradients: Of their shapes.
         groups: The number of each variable's group.
-        scalars: Of each group, to begin with.
     """
     present = [position for position, gradient in enumerate(gradients) if gradient.size]
     targets = [targets[position] for position in present]
@@ -87,7 +80,9 @@ def repeated_update(
         or any(map(memory.overlaps, gradients))
     ):
         return None
-    forms = compiled_rules(rule, dtype, scalars)
+    compiled = compiled_rule(rule, dtype)
+    if compiled is None:
+        return None
     flat = [each.reshape(-1) for each in gradients]
     own_groups = [groups[position] for position in present]
-    return RepeatedUpdate(rule, forms, targets, flat, own_groups) if forms else None
+    return RepeatedUpdate(compiled, targets, flat, own_groups)

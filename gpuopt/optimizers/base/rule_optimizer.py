@@ -51,7 +51,7 @@ from gpuopt.state.state import Range
 from gpuopt.step.averages import following
 from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips
 from gpuopt.step.device_scaling import Key
-from gpuopt.step.known import KnownGroups
+from gpuopt.step.known import KnownGroups, KnownObjects, StepPlan
 from gpuopt.step.misuse import Misuse
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
@@ -183,6 +183,7 @@ class RuleOptimizer(Optimizer):
         clips: How gradients are clipped; None if they are not.
         averages: The moving averages that follow each step; None if there are none.
         known: The cache of groups of variables that were updated together.
+        plans: The cache of what steps of the same variables have in common.
         misuse: Warns of calls that train wrongly.
     """
 
@@ -196,6 +197,7 @@ class RuleOptimizer(Optimizer):
             "instead_of_all_rows",
             "known",
             "misuse",
+            "plans",
             "rule",
             "rule_of_other_rows",
         ]
@@ -211,11 +213,18 @@ class RuleOptimizer(Optimizer):
     _keeps_all_digits: ClassVar[bool] = False
     __signature__ = FullSignature()
 
+    # Found once, as each step asks: whether the class overrides a hook that gets one variable, and
+    # whether its scalars are other than its hyperparameters.
+    _has_own_hooks: ClassVar[bool] = False
+    _has_own_scalars: ClassVar[bool] = False
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if text := vars(cls).get("__doc__"):
             cls.__doc__ = Documented(text)  # type: ignore[assignment]
         show_types_alone(vars(cls).get("__init__"))
+        cls._has_own_hooks = hooks_of(cls) != hooks_of(RuleOptimizer)
+        cls._has_own_scalars = _scalars_of(cls) != _scalars_of(RuleOptimizer)
         rule = vars(cls).get("rule")
         if callable(rule):
             raise TypeError(
@@ -261,6 +270,7 @@ class RuleOptimizer(Optimizer):
         self.hyperparameters = Hyperparameters(every, self._checked, settable)
         self.groups = tuple(self._of_group(group, settable) for group in self._grouping)
         self.known = KnownGroups()
+        self.plans = KnownObjects[StepPlan]()
         self.misuse = Misuse()
         self._hint_given = False
         # Values of hyperparameters that do not change, and what `_scalars` has made of them, by
@@ -571,7 +581,7 @@ class RuleOptimizer(Optimizer):
         given = self.hyperparameters.fixed or self.hyperparameters.evaluate()
         of_groups = [each.fixed or each.evaluate() for each in self.groups] if self.groups else []
         scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
-        if _scalars_of(type(self)) == _scalars_of(RuleOptimizer):
+        if not self._has_own_scalars:
             before, known = self._fixed
             values = [given, *of_groups]
             if before and all(map(is_, before, values)):
@@ -676,7 +686,7 @@ class RuleOptimizer(Optimizer):
         updates.create_slots()
         updates.fix_scalars()
         updates.check()
-        call_user_code(quietly, updates.write, is_ours=True)
+        call_user_code(partial(updates.apply, is_alone=False), is_ours=True)
 
     def _checked_updates(self, request: StepRequest) -> Updates:
         if not self._overrides_apply_hook():
@@ -688,6 +698,7 @@ class RuleOptimizer(Optimizer):
 
     def forget_plans(self, changed: Set[Identity]) -> None:
         super().forget_plans(changed)
+        self.plans.forget(lambda plan: plan.has_changed(changed))
         self.known.forget(changed)
         if self.averages is not None:
             self.averages.known.forget(changed)
@@ -750,9 +761,7 @@ class RuleOptimizer(Optimizer):
 
     def _overrides_apply_hook(self) -> bool:
         """Whether a subclass overrides a hook that gets one variable: then nothing is batched."""
-        return hooks_of(type(self)) != hooks_of(RuleOptimizer) or not vars(self).keys().isdisjoint(
-            _APPLY_HOOKS
-        )
+        return self._has_own_hooks or not vars(self).keys().isdisjoint(_APPLY_HOOKS)
 
 
 def _is_in_memory(counter: Any) -> bool:

@@ -30,8 +30,7 @@ from gpuopt import IndexedSlices, Variable
 from gpuopt.backends import backend_for, using
 from gpuopt.backends.cpu import compiler as host_compiler
 from gpuopt.backends.cpu.backend import CpuBackend
-from gpuopt.backends.cpu.bundles import Bundle
-from gpuopt.backends.cpu.forms.compiled import compiled_groups
+from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_groups
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.replayed import replayed_rules
 from gpuopt.backends.cpu.limits import CpuLimits
@@ -240,11 +239,17 @@ def test_results_do_not_depend_on_the_number_of_threads(
 
 @pytest.mark.cxx
 @pytest.mark.parametrize("smallest", [1, 512, 10**9])
-def test_compiled_rules_update_medium_variables_where_they_are(
+def test_compiled_code_reads_gradients_of_small_variables_joined(
     smallest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    joined = []
-    monkeypatch.setattr(Bundle, "update", noting(joined, Bundle.update))
+    joined: list[int] = []
+    update_chunks = CompiledRule.update_chunks
+
+    def update(self: Any, table: Any, scalars: bytes, gradients: bytes, *taken: Any) -> None:
+        joined.append(len(gradients) // 4)
+        update_chunks(self, table, scalars, gradients, *taken)
+
+    monkeypatch.setattr(CompiledRule, "update_chunks", update)
     monkeypatch.setenv("GPUOPT_COMPILED", "1")
     rng = np.random.default_rng(0)
     starts = [rng.normal(size=size).astype(np.float32) for size in (7, 5000, 511, 512, 8191, 8192)]
@@ -259,12 +264,44 @@ def test_compiled_rules_update_medium_variables_where_they_are(
         return variables
 
     alone = stepped(CpuLimits(1, 1, large_elements=0))
-    assert not joined
+    assert not any(joined)
+    joined.clear()
     found = stepped(CpuLimits(small_compiled_elements=smallest, large_elements=0))
-    assert len({id(bundle) for bundle in joined}) == (smallest > 7)
-    assert sum(bundle._size for bundle in joined[:1]) == {1: 0, 512: 518, 10**9: 14_221}[smallest]
+    assert set(joined) == {{1: 0, 512: 518, 10**9: 14_221}[smallest]}
     for one, other in zip(alone, found, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize(
+    ("name", "is_exact"),
+    [("AdamOptimizer", True), ("AdaMaxOptimizer", True), ("FtrlOptimizer", False)],
+)
+def test_small_steps_are_compiled_in_time_with_the_same_bits(
+    name: str, is_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUOPT_COMPILED", "1")
+    compiled: list[Any] = []
+    noted = noting(compiled, CompiledRule.update_chunks)
+    monkeypatch.setattr(CompiledRule, "update_chunks", noted)
+    rng = np.random.default_rng(0)
+    starts = [rng.normal(size=size).astype(np.float32) for size in (10, 1, 700)]
+    steps = [[rng.normal(size=each.size).astype(np.float32) for each in starts] for _ in range(6)]
+
+    def stepped(limits: CpuLimits) -> list[Variable]:
+        variables = [Variable(start) for start in starts]
+        with using(Device.cpu, CpuBackend(limits)):
+            optimizer = getattr(gpuopt, name)(0.1)
+            for gradients in steps:
+                optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+        return variables
+
+    by_numpy = stepped(CpuLimits())
+    assert not compiled
+    found = stepped(CpuLimits(compiled_steps=2))
+    assert len(compiled) == 4 * is_exact
+    for one, other in zip(by_numpy, found, strict=True):
+        assert one.numpy().tobytes() == other.numpy().tobytes()
 
 
 def noting(calls: list[Any], method: Any) -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from itertools import count, repeat
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -40,8 +40,11 @@ using Update = gpuopt::Update<Rule, Real, {codecs}>;
 _WALKS = {
     "chunks": """
 extern "C" void update_chunks(
-    const Update::Chunk* chunks, long long num_chunks, long long* taken) {
-  Update::update_chunks(chunks, num_chunks, taken);
+    const Update::Chunk* chunks, long long num_chunks, long long* taken, const char* joined,
+    long long num_joined, const Update::Scalars* scalars) {
+  long long alone = 0;
+  Update::update_chunks(
+      chunks, num_chunks, taken == nullptr ? &alone : taken, joined, num_joined, scalars);
 }
 """,
     "rows": """
@@ -109,24 +112,74 @@ class Stored(NamedTuple):
 
 
 class CompiledRule:
-    """A rule with one step's scalars; its calls run without the interpreter's lock.
+    """A compiled rule; its calls run without the interpreter's lock.
 
     Attributes:
-        scalars: The step's, in the rule's order.
         stored: How the arrays that it updates are stored.
     """
 
-    scratch_dtypes: tuple[np.dtype[Any], ...] = ()
-    # Short enough that all threads finish at about the same time.
+    # Of a chunk: short enough that all threads finish at about the same time.
     most_elements = 128 * 1024
 
     def __init__(
-        self, library: ctypes.CDLL, stored: Stored, scalars: Chunk, scalars_address: int
+        self, library: ctypes.CDLL, rule: UpdateRule, real: np.dtype[Any], stored: Stored
     ) -> None:
-        self._library = library
+        self._update = library.update_chunks
+        self._names = rule.scalars
+        self._pack = struct.Struct(f"{len(rule.scalars)}{real.char}").pack
         self.stored = stored
-        self.scalars = scalars
-        self.scalars_address = scalars_address
+
+    def pack(self, scalars: Sequence[Scalars]) -> bytes:
+        """Returns the scalars of each group, as `update_chunks` takes them."""
+        names, pack = self._names, self._pack
+        return b"".join([pack(*[each[name] for name in names]) for each in scalars])
+
+    def update_chunks(
+        self, table: Table, scalars: bytes, joined: bytes | None = None, taken: Any = None
+    ) -> None:
+        """Updates chunks until all are taken; threads that call it at once share them.
+
+        Args:
+            table: The chunks.
+            scalars: From `pack`.
+            joined: The gradients that the table's first chunks have no addresses of.
+            taken: The address of an int64: how many chunks all callers have taken. None for a call
+                that updates all.
+        """
+        self._update(table.address, table.num_chunks, taken, joined, table.num_joined, scalars)
+
+
+class Table:
+    """Chunks for `CompiledRule.update_chunks`.
+
+    Attributes:
+        address: Where they are.
+        num_chunks: How many.
+        num_joined: So many of them, the first ones, have their gradients side by side.
+    """
+
+    def __init__(self, chunks: Chunk, num_joined: int = 0) -> None:
+        """Takes chunks.
+
+        Args:
+            chunks: Of intp, contiguous: each row is an `Update::Chunk` of kernels/cpu/update.hpp.
+            num_joined: See above.
+        """
+        self._chunks = chunks
+        self.address = address_of(chunks)
+        self.num_chunks = ctypes.c_longlong(len(chunks))
+        self.num_joined = ctypes.c_longlong(num_joined)
+
+
+class CompiledForm:
+    """A compiled rule with one step's scalars, for arrays of the type that it computes in."""
+
+    scratch_dtypes: tuple[np.dtype[Any], ...] = ()
+    most_elements = CompiledRule.most_elements
+
+    def __init__(self, rule: CompiledRule, scalars: Scalars) -> None:
+        self._rule = rule
+        self._scalars = rule.pack([scalars])
 
     def apply(
         self,
@@ -139,21 +192,8 @@ class CompiledRule:
         num_rows = len(written[-1])
         shape = num_rows, len(written[0]) // num_rows
         firsts = (0, 0) if numbers is None else (numbers.first, numbers.of_variable)
-        table = np.array([[*addresses, *shape, *firsts, self.scalars_address]], np.intp)
-        self.update_chunks(table, np.zeros(1, np.int64))
-
-    def update_chunks(self, table: Chunk, taken: Chunk) -> None:
-        """Updates chunks until all are taken; threads that call it at once share them.
-
-        Args:
-            table: Of intp, contiguous: each row is an `Update::Chunk` of kernels/cpu/update.hpp.
-            taken: [1] of int64: how many chunks all callers have taken.
-        """
-        self._library.update_chunks(
-            address_of(table),
-            ctypes.c_longlong(len(table)),
-            address_of(taken),
-        )
+        table = Table(np.array([[*addresses, *shape, *firsts, 0]], np.intp))
+        self._rule.update_chunks(table, self._scalars)
 
 
 class CompiledRows:
@@ -185,32 +225,23 @@ class CompiledRows:
         return partial(given.call, self._library.update_rows)
 
 
-def compiled_rules(
-    rule: UpdateRule,
-    real: np.dtype[Any],
-    scalars: Sequence[Scalars],
-    stored: Stored | None = None,
-) -> list[CompiledRule]:
-    """Returns the compiled form of a rule, for the scalars of each group.
+def compiled_rule(
+    rule: UpdateRule, real: np.dtype[Any], stored: Stored | None = None
+) -> CompiledRule | None:
+    """Returns the compiled form of a rule.
 
-    The list is empty without a compiler, or if C++ cannot update arrays that are stored so.
+    There is none without a compiler, or if C++ cannot update arrays that are stored so.
 
     Args:
         rule: What to compute.
         real: The type that it computes in.
-        scalars: The rule's scalars, of that type: those of each group.
         stored: How arrays are stored; None if all are of that type.
     """
     if why_not_compiled() is not None:
-        return []
+        return None
     stored = stored or stored_plainly(rule, real)
     library = _library(rule, real, stored, "chunks")
-    if library is None:
-        return []
-    values = np.array([_in_order(rule, each) for each in scalars], real)
-    # numpy takes longer to say where an array is than Python to add.
-    places = count(values.ctypes.data, values.strides[0])
-    return list(map(CompiledRule, repeat(library), repeat(stored), values, places))
+    return None if library is None else CompiledRule(library, rule, real, stored)
 
 
 def compiled_rows(
@@ -219,10 +250,10 @@ def compiled_rows(
     """Returns the compiled form of a rule for rows of a table; None where there is none.
 
     Args:
-        rule: See `compiled_rules`.
+        rule: See `compiled_rule`.
         real: Likewise.
         scalars: The rule's scalars, of that type.
-        stored: See `compiled_rules`. The values that are summed are of that type.
+        stored: See `compiled_rule`. The values that are summed are of that type.
     """
     if why_not_compiled() is not None:
         return None

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.backend import Scalars
-from gpuopt.backends.cpu.memory import read_only
 from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.rules.update_rule import MEAN_SQUARE, UpdateRule
 
@@ -25,8 +24,6 @@ class PlainRule:
     """A rule as it is written: each operation takes memory for its result."""
 
     scratch_dtypes: tuple[np.dtype[Any], ...] = ()
-    update_chunks = stored = None
-    scalars_address = 0
     # The temporaries stay in the second-level cache. Twice as much costs four times the time: each
     # temporary is then fresh memory from the operating system.
     most_elements = 32 * 1024
@@ -43,8 +40,9 @@ class PlainRule:
     ) -> None:
         if grad is None:
             grad = np.broadcast_to(written[0].dtype.type(0), written[0].shape)
-        # It may be the caller's own memory, or be read again.
-        grad = read_only(grad)
+        if grad.flags.writeable:  # it may be the caller's own memory, or be read again
+            grad = grad.view()
+            grad.flags.writeable = False
         if self._rule.row_slots:
             self._apply_to_rows(written, grad, numbers)
         else:

@@ -53,8 +53,6 @@ class ReplayedRule:
     """
 
     most_elements = 256 * 1024
-    update_chunks = stored = None
-    scalars_address = 0
 
     def __init__(self, plan: Plan, constants: Sequence[Chunk]) -> None:
         self.plan, self.constants = plan, constants

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from gpuopt.backends.backend import Scalars
-from gpuopt.backends.cpu.forms.compiled import Stored, compiled_rules
+from gpuopt.backends.cpu.forms.compiled import CompiledForm, compiled_rule
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.replayed import replayed_rules
 from gpuopt.backends.cpu.numbers import Numbers
@@ -23,10 +23,6 @@ class RuleForm(Protocol):
     Attributes:
         scratch_dtypes: The dtypes of the scratch arrays that `apply` wants.
         most_elements: How long a chunk should be at most.
-        update_chunks: Updates all of a table of chunks' addresses, in one call from each thread;
-            None if this form cannot. See `CompiledRule`.
-        stored: How the arrays in that table are stored; None without `update_chunks`.
-        scalars_address: Where the scalars are, for that table; 0 without `update_chunks`.
     """
 
     @property
@@ -34,15 +30,6 @@ class RuleForm(Protocol):
 
     @property
     def most_elements(self) -> int: ...
-
-    @property
-    def update_chunks(self) -> Callable[[Array, Array], None] | None: ...
-
-    @property
-    def stored(self) -> Stored | None: ...
-
-    @property
-    def scalars_address(self) -> int: ...
 
     def apply(
         self,
@@ -67,7 +54,6 @@ def quickest_forms(
     scalars: Sequence[Scalars],
     is_large: bool,
     *,
-    stored: Stored | None = None,
     zero_grad: bool = False,
 ) -> Sequence[RuleForm]:
     """Returns the quickest forms for work that is not small: compiled where that is possible.
@@ -80,14 +66,11 @@ def quickest_forms(
         real: The type of all chunks.
         scalars: The rule's scalars, of that type: those of each group. There is a form for each.
         is_large: Whether at least `CpuLimits.large_elements` are updated.
-        stored: How their arrays are stored, if C++ is to decode them. Without that, or if it
-            cannot, forms are for arrays of `real`.
-        zero_grad: The gradient is zero everywhere; `apply` and `update_chunks` get none.
+        zero_grad: The gradient is zero everywhere; `apply` gets none.
     """
-    compiled = stored and compiled_rules(rule, real, scalars, stored)
-    compiled = compiled or compiled_rules(rule, real, scalars)
-    if compiled:
-        return compiled
+    compiled = compiled_rule(rule, real)
+    if compiled is not None:
+        return [CompiledForm(compiled, each) for each in scalars]
     if rule.computed or not is_large:
         return [PlainRule(rule, each) for each in scalars]
     return replayed_rules(rule, real, scalars, zero_grad=zero_grad)

@@ -1,0 +1,103 @@
+"""Dense updates in host memory by one call of compiled code, from a table of addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.backend import Scalars
+from gpuopt.backends.cpu.chunks import Chunks
+from gpuopt.backends.cpu.forms.compiled import CompiledRule, Table, address_of
+from gpuopt.backends.cpu.memory import Array
+from gpuopt.backends.cpu.threads import share_out
+from gpuopt.backends.cpu.written_memory import WrittenMemory
+
+
+class CompiledUpdate:
+    """Variables of one plan and a compiled rule for them.
+
+    Gradients of small variables are joined: to find where an array is takes numpy longer than to
+    copy it.
+    """
+
+    def __init__(
+        self,
+        rule: CompiledRule,
+        arrays: Sequence[Sequence[Array]],
+        groups: Sequence[int],
+        first_numbers: Sequence[int],
+        memory: WrittenMemory,
+        positions: Sequence[int],
+        num_joined: int,
+    ) -> None:
+        """Takes variables.
+
+        Args:
+            rule: What updates them.
+            arrays: The arrays of each, contiguous and not empty.
+            groups: The number of each one's group.
+            first_numbers: See `Target`.
+            memory: All that is written.
+            positions: Where their gradients stand among those that `update` takes.
+            num_joined: How many of them, the first ones, are small.
+        """
+        self._rule = rule
+        self._given = arrays, groups, first_numbers
+        self._memory = memory
+        self._num_joined = num_joined
+        self._joined, self._large = positions[:num_joined], positions[num_joined:]
+        self._size = sum(each[0].size for each in arrays)
+        self._itemsize = rule.stored.gradient.dtypes[0].itemsize
+        ends = np.cumsum([0, *[each[0].size for each in arrays[:num_joined]]]) * self._itemsize
+        self._begins = np.zeros(len(arrays), np.intp)
+        self._begins[:num_joined] = ends[:-1]
+        self._threads = 0
+
+    def update(
+        self, gradients: Sequence[Array] | None, scalars: Sequence[Scalars], threads: int
+    ) -> None:
+        """Updates the variables.
+
+        Args:
+            gradients: Those of the variables, and any others; None if they are zero everywhere.
+            scalars: The rule's, of each group.
+            threads: How many share the work.
+        """
+        if threads != self._threads:
+            self._cut(threads)
+        joined, packed = None, self._rule.pack(scalars)
+        if gradients is None:
+            table = Table(self._chunks.table(None))
+        else:
+            joined = b"".join([gradients[at].tobytes() for at in self._joined])
+            table = self._table
+            if self._large:
+                large = [self._in_place(gradients[at]) for at in self._large]
+                begins = self._begins.copy()
+                begins[self._num_joined :] = [each.ctypes.data for each in large]
+                table = Table(self._chunks.table(begins, self._itemsize), self._num_chunks_joined)
+        if threads == 1:
+            self._rule.update_chunks(table, packed, joined)
+            return
+        taken = np.zeros(1, np.int64)
+        work = table, packed, joined, address_of(taken)
+        share_out(lambda _: self._rule.update_chunks(*work), range(threads), threads)
+
+    def _cut(self, threads: int) -> None:
+        """Cuts the variables into chunks for a number of threads."""
+        arrays, groups, first_numbers = self._given
+        longest = max(min(CompiledRule.most_elements, -(-self._size // threads)), 1)
+        have_blocks = self._rule.stored.codecs.have_blocks
+        self._chunks = Chunks(arrays, groups, longest, first_numbers, have_blocks=have_blocks)
+        self._num_chunks_joined = self._chunks.num_of_first(self._num_joined)
+        self._table = Table(
+            self._chunks.table(self._begins, self._itemsize), self._num_chunks_joined
+        )
+        self._threads = threads
+
+    def _in_place(self, gradient: Array) -> Array:
+        """Returns a gradient, or a copy, where it stays as it is until all is written."""
+        flat: Any = np.require(gradient, requirements=["C", "ALIGNED"])
+        return flat.copy() if flat is gradient and self._memory.overlaps(gradient) else flat
