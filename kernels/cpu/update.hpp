@@ -397,8 +397,8 @@ struct Update {
   };
 
   // Updates chunks until all are taken. Threads that call it at once share them; `taken` counts for
-  // all of them, from 0. The gradients of the first `num_joined` are in `joined`, each as many bytes
-  // from its begin as `grad` says.
+  // all of them, from 0. The gradients of the first `num_joined` are in `joined`, each as many
+  // bytes from its begin as `grad` says.
   static void update_chunks(const Chunk* chunks, long long num_chunks, long long* taken,
                             const char* joined, long long num_joined, const Scalars* scalars) {
     for (long long i; (i = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < num_chunks;) {

@@ -17,7 +17,13 @@ from gpuopt.backends.backend import Target, compute_type
 from gpuopt.backends.cpu.bundles import bundles
 from gpuopt.backends.cpu.chunks import Chunks, chunk_length
 from gpuopt.backends.cpu.compiled_update import CompiledUpdate
-from gpuopt.backends.cpu.forms.compiled import Stored, compiled_rule
+from gpuopt.backends.cpu.forms.compiled import (
+    CompiledRows,
+    Stored,
+    addresses,
+    compiled_rows,
+    compiled_rule,
+)
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import Array, scratch
@@ -105,6 +111,7 @@ class DensePlan:
         # By rule and type of gradients; and how often a plan of few elements was asked for one.
         self._compiled: dict[tuple[UpdateRule, np.dtype[Any]], CompiledUpdate | None] = {}
         self._num_uncompiled = 0
+        self._rows: dict[UpdateRule, CompiledRows | None] = {}
         most_elements = _BUNDLE_BYTES // self.real.itemsize
         self._bundles = bundles(self.arrays, self.codecs, self.groups, small, most_elements)
         small_bytes = dtype.itemsize * sum(self.arrays[position][0].size for position in small)
@@ -153,11 +160,8 @@ class DensePlan:
             rule: What to compute.
             gradients: One for each variable; None if they are zero everywhere.
         """
-        if self.size < self._limits.compiled_elements:
-            # The same bits, so nobody notices.
-            self._num_uncompiled += 1
-            if self._num_uncompiled <= self._limits.compiled_steps or not rule.is_exact:
-                return None
+        if not self.is_compiled(rule, self.size):
+            return None
         types = {self.real} if gradients is None else set(map(_dtype_of, gradients))
         if len(types) > 1 or not (self._compiled_order and environment.settings().compiled):
             return None
@@ -166,6 +170,29 @@ class DensePlan:
         if found is None:
             found = self._compiled[rule, dtype] = self._compile(rule, dtype)
         return found
+
+    def is_compiled(self, rule: UpdateRule, size: int) -> bool:
+        """Whether compiled code is to update so many elements, if there is a compiler."""
+        if size >= self._limits.compiled_elements:
+            return True
+        # The same bits, so nobody notices.
+        self._num_uncompiled += 1
+        return self._num_uncompiled > self._limits.compiled_steps and rule.is_exact
+
+    def compiled_rows(self, rule: UpdateRule) -> CompiledRows | None:
+        """Returns the compiled form of a rule for the rows of the only variable."""
+        if not environment.settings().compiled:
+            return None
+        found = self._rows.get(rule)
+        if found is None:
+            found = self._rows[rule] = compiled_rows(rule, self.real, self.stored(None))
+        return found
+
+    @computed_once
+    def addresses(self) -> Any:
+        """Where the arrays of the only variable are, as compiled code takes it."""
+        [arrays] = self.arrays
+        return addresses(arrays)
 
     def _compile(self, rule: UpdateRule, dtype: np.dtype[Any]) -> CompiledUpdate | None:
         stored, order = Stored(self.codecs, codec_of(dtype, self.real)), self._compiled_order

@@ -15,7 +15,12 @@ from gpuopt.backends.cpu.catch_up import CHUNK_ELEMENTS, bring_up_some, count_st
 from gpuopt.backends.cpu.chunks import chunk_length
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
-from gpuopt.backends.cpu.forms.compiled import RowUpdate, compiled_groups, compiled_rows
+from gpuopt.backends.cpu.forms.compiled import (
+    MOST_ROWS,
+    RowUpdate,
+    compiled_groups,
+    compiled_rows,
+)
 from gpuopt.backends.cpu.forms.compiled_catch_up import compiled_catch_up
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.replayed import replayed_rules
@@ -111,21 +116,28 @@ def update_touched_rows(
         The rows, each once.
     """
     [arrays], codecs, real = plan.arrays, plan.codecs, plan.real
-    if not (_are_few(values, limits) or plan.strided):
-        row_update: RowUpdate | None = None
-        first_number = plan.targets[0].first_number
-        if catch_up is None:
-            compiled = compiled_rows(rule, real, scalars, plan.stored(None))
-            row_update = None if compiled is None else partial(compiled.row_update, first_number)
-        elif codecs.are_plain:
+    row_update: RowUpdate | None = None
+    first_number = plan.targets[0].first_number
+    if catch_up is None:
+        is_compiled = plan.is_compiled(rule, values.size * ROW_FACTOR)
+    else:  # missed steps have powers, which numpy computes otherwise
+        is_compiled = not _are_few(values, limits)
+    if is_compiled and not plan.strided:
+        threads = limits.threads_for(values.size * ROW_FACTOR)
+        compiled = plan.compiled_rows(rule) if catch_up is None else None
+        if compiled is not None and threads == 1 and len(rows) <= MOST_ROWS:
+            values, width = _in_place(plan, values), values[0].size
+            compiled.update_table(plan.addresses, width, first_number, values, rows, scalars, first)
+            return rows
+        if compiled is not None:
+            row_update = partial(compiled.row_update, first_number, scalars)
+        elif catch_up is not None and codecs.are_plain:
             late = compiled_catch_up(rule, catch_up, real)
-            given = np.array([scalars[name] for name in rule.scalars], real)
-            row_update = None if late is None else partial(late.row_update, given, first_number)
+            own = np.array([scalars[name] for name in rule.scalars], real)
+            row_update = None if late is None else partial(late.row_update, own, first_number)
         if row_update is not None:
-            values = np.require(values, real, ["C", "ALIGNED"])
-            values = _copied_if_shared(values, arrays)
+            values = _in_place(plan, values)
             grouped = compiled_groups(rows, first)
-            threads = limits.threads_for(values.size * ROW_FACTOR)
             _update_compiled(row_update, arrays, values, grouped, threads)
             return grouped.rows
     values = values.astype(real, copy=False)
@@ -149,6 +161,12 @@ def update_touched_rows(
     else:
         _update_late(form, rule.shift, plan, sums, rows, scalars, catch_up, limits)
     return rows
+
+
+def _in_place(plan: DensePlan, values: Array) -> Array:
+    """Returns values, or a copy, as compiled code reads them while it writes the table."""
+    flat: Array = np.require(values, plan.real, ["C", "ALIGNED"])
+    return flat.copy() if flat is values and plan.memory.overlaps(values) else flat
 
 
 def _are_few(values: Array, limits: CpuLimits) -> bool:
@@ -184,7 +202,7 @@ def sum_duplicate_rows(
     values = values.astype(real, copy=False)
     compiled = None
     if not _are_few(values, limits):
-        compiled = compiled_rows(place_sum, real, {"zero": real_type(-0.0)})
+        compiled = compiled_rows(place_sum, real)
     if compiled is not None:
         groups = compiled_groups(indices, first)
         if len(groups.rows) == len(indices):
@@ -193,7 +211,8 @@ def sum_duplicate_rows(
         values = np.require(values, requirements=["C", "ALIGNED"])
         in_order = groups._replace(rows=np.arange(len(groups.rows)))
         threads = limits.threads_for(values.size * ROW_FACTOR)
-        _update_compiled(partial(compiled.row_update, 0), [sums], values, in_order, threads)
+        row_update = partial(compiled.row_update, 0, {"zero": real_type(-0.0)})
+        _update_compiled(row_update, [sums], values, in_order, threads)
         return sums, groups.rows.astype(indices.dtype, copy=False)
     groups = group_rows(indices, first)
     if len(groups.rows) == len(indices):

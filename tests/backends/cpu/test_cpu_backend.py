@@ -30,7 +30,7 @@ from gpuopt import IndexedSlices, Variable
 from gpuopt.backends import backend_for, using
 from gpuopt.backends.cpu import compiler as host_compiler
 from gpuopt.backends.cpu.backend import CpuBackend
-from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_groups
+from gpuopt.backends.cpu.forms.compiled import CompiledRows, CompiledRule, compiled_groups
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.replayed import replayed_rules
 from gpuopt.backends.cpu.limits import CpuLimits
@@ -302,6 +302,39 @@ def test_small_steps_are_compiled_in_time_with_the_same_bits(
     assert len(compiled) == 4 * is_exact
     for one, other in zip(by_numpy, found, strict=True):
         assert one.numpy().tobytes() == other.numpy().tobytes()
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_small_steps_of_rows_are_compiled_in_time_with_the_same_bits(
+    index: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUOPT_COMPILED", "1")
+    compiled: list[Any] = []
+    noted = noting(compiled, CompiledRows.update_table)
+    monkeypatch.setattr(CompiledRows, "update_table", noted)
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=(300, 9)).astype(np.float32)
+    steps = [
+        (rng.normal(size=(400, 9)).astype(np.float32), many_repeats(rng, 400).astype(index) % 300)
+        for _ in range(6)
+    ]
+
+    def stepped(limits: CpuLimits) -> np.ndarray:
+        table = Variable(start)
+        with using(Device.cpu, CpuBackend(limits)):
+            optimizer = gpuopt.LazyAdamOptimizer(0.1)
+            for values, rows in steps:
+                optimizer.apply_gradients([(IndexedSlices(values, rows[::-1]), table)])
+            values = table.value()[:50]
+            optimizer.apply_gradients([(IndexedSlices(values, np.arange(50)[::-1]), table)])
+        return table.numpy()
+
+    by_numpy = stepped(CpuLimits())
+    assert not compiled
+    found = stepped(CpuLimits(compiled_steps=2))
+    assert len(compiled) == 5
+    assert by_numpy.tobytes() == found.tobytes()
 
 
 def noting(calls: list[Any], method: Any) -> Any:

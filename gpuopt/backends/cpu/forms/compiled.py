@@ -28,6 +28,7 @@ REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
 _SOURCE = """
 {include}
+#include "cpu/row_groups.hpp"
 #include "cpu/update.hpp"
 {definitions}
 
@@ -55,6 +56,36 @@ extern "C" void update_rows(
   Update::update_rows(
       arrays, width, values, rows, positions, begins, firsts, first, last, first_number, *scalars);
 }
+
+template <class Index>
+void update_table(
+    void* const* arrays, long long width, const Real* values, const Index* indices, long long size,
+    long long first, int bucket_bits, long long* work, long long first_number,
+    const Update::Scalars* scalars) {
+  const long long most = size + 1;
+  long long *positions = work + most, *begins = work + 2 * most, *firsts = work + 3 * most;
+  auto* const buckets = reinterpret_cast<std::int32_t*>(work + 4 * most);
+  const long long num_rows = gpuopt::group_rows(
+      indices, size, first, bucket_bits, buckets, work, positions, begins, firsts);
+  Update::update_rows(
+      arrays, width, values, work, positions, begins, firsts, 0, num_rows, first_number, *scalars);
+}
+
+extern "C" void update_table_int32(
+    void* const* arrays, long long width, const Real* values, const std::int32_t* indices,
+    long long size, long long first, int bucket_bits, long long* work, long long first_number,
+    const Update::Scalars* scalars) {
+  update_table(
+      arrays, width, values, indices, size, first, bucket_bits, work, first_number, scalars);
+}
+
+extern "C" void update_table_int64(
+    void* const* arrays, long long width, const Real* values, const std::int64_t* indices,
+    long long size, long long first, int bucket_bits, long long* work, long long first_number,
+    const Update::Scalars* scalars) {
+  update_table(
+      arrays, width, values, indices, size, first, bucket_bits, work, first_number, scalars);
+}
 """,
 }
 
@@ -78,8 +109,9 @@ extern "C" long long group_rows_int64(
 }
 """
 
+_INT64 = np.dtype(np.int64)
 # Of a sparse gradient: its positions are counted in 32 bits.
-_MOST_ROWS = 2**31 - 1
+MOST_ROWS = 2**31 - 1
 
 
 class Stored(NamedTuple):
@@ -197,19 +229,67 @@ class CompiledForm:
 
 
 class CompiledRows:
-    """A rule with one step's scalars, for rows of a table.
+    """A compiled rule for rows of tables; its calls run without the interpreter's lock.
 
     Attributes:
         stored: How the arrays that it updates are stored.
     """
 
-    def __init__(self, library: ctypes.CDLL, stored: Stored, scalars: Chunk) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, rule: UpdateRule, real: np.dtype[Any], stored: Stored
+    ) -> None:
         self._library = library
+        self._names, self._real = rule.scalars, real
         self.stored = stored
-        self._scalars = scalars
+
+    def update_table(
+        self,
+        written: Any,
+        width: int,
+        first_number: int,
+        values: Chunk,
+        indices: Chunk,
+        scalars: Scalars,
+        first: int,
+    ) -> None:
+        """Updates the rows that a gradient names, each by the sum of its values.
+
+        Args:
+            written: `addresses` of the arrays of the variable and its slots, contiguous.
+            width: Of a row, in elements.
+            first_number: See `Target`.
+            values: [num_rows, ...], contiguous, in other memory.
+            indices: [num_rows], int32 or int64, within range; at most `MOST_ROWS`.
+            scalars: The rule's.
+            first: See `compiled_groups`.
+        """
+        indices = np.require(indices, requirements=["C", "ALIGNED"])
+        size, library = len(indices), self._library
+        update = library.update_table_int32 if indices.itemsize == 4 else library.update_table_int64
+        bucket_bits = bits_of_buckets(size)
+        # In int64: four of each row, and what `group_rows` needs in int32.
+        num_words = 4 * (size + 1) + ((1 << bucket_bits) + 6 * size + 1) // 2
+        [work] = scratch([_INT64], num_words)
+        update(
+            written,
+            ctypes.c_longlong(width),
+            address_of(values),
+            address_of(indices),
+            ctypes.c_longlong(size),
+            ctypes.c_longlong(first),
+            ctypes.c_int(bucket_bits),
+            address_of(work),
+            ctypes.c_longlong(first_number),
+            np.array([scalars[name] for name in self._names], self._real).tobytes(),
+        )
 
     def row_update(
-        self, first_number: int, written: Sequence[Chunk], values: Chunk, groups: RowGroups
+        self,
+        first_number: int,
+        scalars: Scalars,
+        written: Sequence[Chunk],
+        values: Chunk,
+        groups: RowGroups,
     ) -> Callable[[int, int], object]:
         """Returns what updates some of the rows of a table, each by the sum of its values.
 
@@ -217,11 +297,13 @@ class CompiledRows:
 
         Args:
             first_number: See `Target`.
+            scalars: The rule's.
             written: [height, ...], the arrays of the variable and its slots, contiguous.
             values: [num_rows, ...], contiguous, in other memory.
             groups: From `group_rows`, here or there.
         """
-        given = RowArguments(written, values, groups, first_number, self._scalars)
+        own = np.array([scalars[name] for name in self._names], self._real)
+        given = RowArguments(written, values, groups, first_number, own)
         return partial(given.call, self._library.update_rows)
 
 
@@ -245,27 +327,25 @@ def compiled_rule(
 
 
 def compiled_rows(
-    rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, stored: Stored | None = None
+    rule: UpdateRule, real: np.dtype[Any], stored: Stored | None = None
 ) -> CompiledRows | None:
     """Returns the compiled form of a rule for rows of a table; None where there is none.
 
     Args:
         rule: See `compiled_rule`.
         real: Likewise.
-        scalars: The rule's scalars, of that type.
-        stored: See `compiled_rule`. The values that are summed are of that type.
+        stored: Likewise. The values that are summed are of the type that the rule computes in.
     """
     if why_not_compiled() is not None:
         return None
     stored = stored or stored_plainly(rule, real)
     library = _library(rule, real, stored, "rows")
-    if library is None:
-        return None
-    return CompiledRows(library, stored, np.array(_in_order(rule, scalars), real))
+    return None if library is None else CompiledRows(library, rule, real, stored)
 
 
-def _in_order(rule: UpdateRule, scalars: Scalars) -> list[Any]:
-    return [scalars[name] for name in rule.scalars]
+def bits_of_buckets(size: int) -> int:
+    """Returns the logarithm of the number of buckets for so many rows: few rows share one."""
+    return (4 * size - 1).bit_length()  # a quarter of the buckets is used
 
 
 def compiled_groups(indices: Chunk, first: int) -> RowGroups:
@@ -277,11 +357,10 @@ def compiled_groups(indices: Chunk, first: int) -> RowGroups:
             three times or more: sums of one or two rows do not depend on them.
     """
     size, library = len(indices), _group_library()
-    if library is None or size > _MOST_ROWS:
+    if library is None or size > MOST_ROWS:
         return group_rows(indices, first)
     indices = np.require(indices, requirements=["C", "ALIGNED"])
-    # A quarter of the buckets is used: few rows share one.
-    bucket_bits = (4 * size - 1).bit_length()
+    bucket_bits = bits_of_buckets(size)
     [work] = scratch([np.dtype(np.int32)], (1 << bucket_bits) + 6 * size)
     rows, positions, begins, firsts = np.empty((4, size + 1), np.int64)
     group = library.group_rows_int32 if indices.itemsize == 4 else library.group_rows_int64
@@ -331,6 +410,8 @@ def _library(
     library = build(name, source + _WALKS[walk], rule.include_folders)
     if library is not None:
         getattr(library, f"update_{walk}").restype = None
+        if walk == "rows":
+            library.update_table_int32.restype = library.update_table_int64.restype = None
     return library
 
 
