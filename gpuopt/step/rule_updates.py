@@ -47,6 +47,7 @@ from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, as_variable
 
 _NO_GROUP = [0]
+_TUPLES, _TWO = {tuple}, {2}
 
 
 class RuleUpdates:
@@ -78,7 +79,14 @@ class RuleUpdates:
         self.created: list[Created] = []
         self.forgets: list[Callable[[Collection[Device] | None], None]] = []
         self.read: list[Variable] = []
-        given, gradients, variables = _unzip(request.pairs)
+        given = request.pairs
+        if type(given) is Zipped:
+            gradients, variables = given.gradients, given.variables
+        else:
+            if set(map(type, given)) != _TUPLES or set(map(len, given)) != _TWO:
+                given = as_pairs(given)
+            # Not zip(*given): its thousands of iterators would set off the garbage collection.
+            gradients, variables = [first for first, _ in given], [second for _, second in given]
         kinds = list(map(type, gradients))
         if request.decaying is None:
             plan = optimizer.plans.find(variables)
@@ -284,7 +292,8 @@ class RuleUpdates:
         optimizer = self._optimizer
         scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
         for part in self._parts:
-            group = part.require_group()
+            group = part.group
+            assert group is not None, "create_slots comes first"
             if group.constrained:
                 self._has_constraints = True
             for batch in group.batches:
@@ -593,19 +602,6 @@ def _chosen(
     mine = [i for i, each in enumerate(kinds) if each is kind]
     some, theirs, at = ([items[i] for i in mine] for items in lists)
     return some, theirs, at
-
-
-def _unzip(given: Sequence[Any]) -> tuple[Sequence[tuple[Any, Any]], list[Any], list[Any]]:
-    """Returns tuples of two: the given ones if they are such, and their first and second."""
-    if type(given) is Zipped:
-        return given, given.gradients, given.variables
-    if set(map(type, given)) != {tuple}:
-        given = as_pairs(given)
-    try:
-        # Not zip(*given): its thousands of iterators would set off the garbage collection.
-        return given, [first for first, _ in given], [second for _, second in given]
-    except ValueError:  # a tuple of another length
-        return _unzip(as_pairs(given))
 
 
 def _has_elements(gradient: Any) -> bool:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from operator import attrgetter
 from threading import get_ident
 from typing import Any, cast
 
@@ -127,11 +127,11 @@ def note_progress() -> None:
         closing.last_progress = time.monotonic()
 
 
-class _Release:
+class _Release(property):
     """`__exit__` of what has a lock: the lock's own, which a `with` statement calls directly."""
 
-    def __get__(self, instance: _Passage | _Closing | None, owner: type) -> Callable[..., None]:
-        return self if instance is None else instance.lock.__exit__
+    def __init__(self) -> None:
+        super().__init__(attrgetter("lock.__exit__"))
 
     def __call__(self, instance: _Passage | _Closing, *error: Any) -> None:  # by an ExitStack
         instance.lock.__exit__(*error)

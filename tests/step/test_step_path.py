@@ -64,8 +64,10 @@ def path_of(step: Any) -> StepPath:
     return StepPath(len(files), len(set(files)), moves)
 
 
-def steady_path(gradient: Any, variable: Variable) -> StepPath:
-    optimizer = gpuopt.AdamOptimizer(0.1)
+def steady_path(
+    gradient: Any, variable: Variable, make: Callable[[float], Any] = gpuopt.AdamOptimizer
+) -> StepPath:
+    optimizer = make(0.1)
     pairs = [(gradient, variable)]
     for _ in range(6):
         optimizer.apply_gradients(pairs)
@@ -75,16 +77,17 @@ def steady_path(gradient: Any, variable: Variable) -> StepPath:
 @on_a_new_thread
 def test_a_steady_dense_step_takes_a_short_path() -> None:
     path = steady_path(np.ones(64, np.float32), Variable(np.ones(64, np.float32)))
-    assert 10 < path.calls <= 49
+    assert 10 < path.calls <= 45
     assert path.modules <= 18
     assert path.moves <= 39
 
 
+@pytest.mark.parametrize(("name", "most"), [("AdamOptimizer", 102), ("LazyAdamOptimizer", 92)])
 @on_a_new_thread
-def test_a_steady_sparse_step_takes_a_short_path() -> None:
+def test_a_steady_sparse_step_takes_a_short_path(name: str, most: int) -> None:
     rows = IndexedSlices(np.ones((3, 8), np.float32), np.array([1, 2, 1]))
-    path = steady_path(rows, Variable(np.ones((1000, 8), np.float32)))
-    assert 10 < path.calls <= 110
+    table = Variable(np.ones((1000, 8), np.float32))
+    assert 10 < steady_path(rows, table, getattr(gpuopt, name)).calls <= most
 
 
 @pytest.mark.parametrize("extra", [1, 10])
@@ -94,4 +97,4 @@ def test_the_path_is_as_long_for_many_variables_as_for_one(extra: int) -> None:
     pairs = [(np.ones(64, np.float32), Variable(np.ones(64, np.float32))) for _ in range(1 + extra)]
     for _ in range(6):
         optimizer.apply_gradients(pairs)
-    assert path_of(lambda: optimizer.apply_gradients(pairs)).calls <= 49
+    assert path_of(lambda: optimizer.apply_gradients(pairs)).calls <= 45

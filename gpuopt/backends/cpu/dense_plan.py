@@ -160,8 +160,6 @@ class DensePlan:
             rule: What to compute.
             gradients: One for each variable; None if they are zero everywhere.
         """
-        if not self.is_compiled(rule, self.size):
-            return None
         types = {self.real} if gradients is None else set(map(_dtype_of, gradients))
         if len(types) > 1 or not (self._compiled_order and environment.settings().compiled):
             return None

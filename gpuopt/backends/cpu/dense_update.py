@@ -43,7 +43,7 @@ def update_dense(
     threads = limits.threads_for(plan.size) if is_large else 1
     if gradients is not None and plan.strided:
         gradients = plan.without_overlap(gradients, plan.strided)
-    compiled = plan.compiled(rule, gradients)
+    compiled = plan.compiled(rule, gradients) if plan.is_compiled(rule, plan.size) else None
     if compiled is not None:
         compiled.update(gradients, scalars, threads)
     else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,16 +21,17 @@ _LANES = 16
 _FEW_PIECES = 16
 
 
+@dataclass
 class PlainRule:
-    """A rule as it is written: each operation takes memory for its result."""
+    """A rule as it is written, with a step's scalars: each operation makes an array."""
 
-    scratch_dtypes: tuple[np.dtype[Any], ...] = ()
+    rule: UpdateRule
+    scalars: Scalars
+
+    scratch_dtypes: ClassVar[tuple[np.dtype[Any], ...]] = ()
     # The temporaries stay in the second-level cache. Twice as much costs four times the time: each
     # temporary is then fresh memory from the operating system.
-    most_elements = 32 * 1024
-
-    def __init__(self, rule: UpdateRule, scalars: Scalars) -> None:
-        self._rule, self._scalars = rule, scalars
+    most_elements: ClassVar[int] = 32 * 1024
 
     def apply(
         self,
@@ -43,21 +45,21 @@ class PlainRule:
         if grad.flags.writeable:  # it may be the caller's own memory, or be read again
             grad = grad.view()
             grad.flags.writeable = False
-        if self._rule.row_slots:
+        if self.rule.row_slots:
             self._apply_to_rows(written, grad, numbers)
         else:
-            if self._rule.stages:  # else a call of nothing, in each small step
-                grad = self._rule.gradient(grad, self._scalars, numbers)
-            self._rule.apply(written[0], grad, *written[1:], **self._scalars)
+            if self.rule.stages:  # else a call of nothing, in each small step
+                grad = self.rule.gradient(grad, self.scalars, numbers)
+            self.rule.apply(written[0], grad, *written[1:], **self.scalars)
 
     def _apply_to_rows(
         self, written: Sequence[Chunk], grad: Chunk, numbers: Numbers | None
     ) -> None:
         num_rows = len(written[-1])
         var, *slots = (array.reshape(num_rows, -1) for array in written)
-        grad = self._rule.gradient(grad, self._scalars, numbers).reshape(num_rows, -1)
-        scalars = {**self._scalars, MEAN_SQUARE: _mean_squares(grad)}
-        self._rule.apply(var, grad, *slots, **scalars)
+        grad = self.rule.gradient(grad, self.scalars, numbers).reshape(num_rows, -1)
+        scalars = {**self.scalars, MEAN_SQUARE: _mean_squares(grad)}
+        self.rule.apply(var, grad, *slots, **scalars)
 
 
 def _mean_squares(rows: Chunk) -> Chunk:
