@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from gpuopt.codecs import Byte
-from gpuopt.interop.exported import names_with_slots, read_numbers, refuse_other_storage
+from gpuopt.interop.exported import names_with_slots, read_numbers, refuse_options
 from gpuopt.interop.to_torch import runs_of_groups
 from gpuopt.interop.torch_checks import (
     check_layout,
@@ -165,11 +165,9 @@ def optimizer_to_bitsandbytes(optimizer: Optimizer, variables: Sequence[Any]) ->
             f"{type(optimizer).__name__} has no counterpart in bitsandbytes: give it a TorchAdamW, "
             'Lion or Momentum with slot_bits=8 and slot_form="bitsandbytes"'
         )
-    for option in optimizer.stage_options:
-        raise ValueError(f'"{optimizer.get_name()}" has {option.name}, and bitsandbytes has not')
     if form.optimizer is MomentumOptimizer and optimizer.rule.name != "momentum":  # type: ignore[attr-defined]
         raise ValueError("bitsandbytes' SGD8bit has no Nesterov momentum")
-    refuse_other_storage(optimizer)
+    refuse_options(optimizer)
     named = named_variables(variables)
     if not named:
         raise ValueError("variables is empty, so there is no run to continue")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.optimizer import Optimizer
+from gpuopt.optimizers.base.options import options_of
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable
@@ -43,24 +44,8 @@ def names_with_slots(
     return list(variables) if present else []
 
 
-def refuse_other_storage(optimizer: Optimizer) -> None:
+def refuse_options(optimizer: Optimizer) -> None:
     """Raises ValueError for an optimizer with state that torch's optimizers cannot have."""
-    codecs = optimizer.slot_codecs
-    if codecs.masters is not None:
-        raise ValueError(
-            f'"{optimizer.get_name()}" has masters={codecs.masters!r}, and torch\'s optimizers '
-            "keep no master copies: export a run of float32 variables"
-        )
-    if codecs.slot_dtype is not None:
-        raise ValueError(
-            f'"{optimizer.get_name()}" has slot_dtype="{codecs.slot_dtype}", and torch\'s '
-            "optimizers keep states in the types of parameters: load its state_dict into an "
-            "optimizer without slot_dtype, and export that"
-        )
-    if optimizer.rounding is not None:
-        raise ValueError(
-            f'"{optimizer.get_name()}" has stochastic_rounding, and torch\'s optimizers round to '
-            "nearest: export a run of float32 variables"
-        )
-    for option in optimizer.stage_options:
-        raise ValueError(f'"{optimizer.get_name()}" has {option.name}, and torch has no such stage')
+    for option in options_of(optimizer):
+        if option.in_torch:
+            raise ValueError(f'"{optimizer.get_name()}" has {option.given}, and {option.in_torch}')

@@ -16,7 +16,7 @@ from gpuopt.interop.exported import (
     States,
     names_with_slots,
     read_numbers,
-    refuse_other_storage,
+    refuse_options,
 )
 from gpuopt.interop.from_torch import EpsilonOfTorch
 from gpuopt.interop.torch_checks import named_variables
@@ -67,7 +67,7 @@ def optimizer_to_torch(
     export = _EXPORTS.get(type(optimizer))
     if export is None:
         raise ValueError(f"{type(optimizer).__name__} has no counterpart in torch.optim")
-    refuse_other_storage(optimizer)
+    refuse_options(optimizer)
     named = named_variables(variables)
     if not named:
         raise ValueError("variables is empty, so there is no run to continue")

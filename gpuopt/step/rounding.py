@@ -26,6 +26,8 @@ class StochasticRounding(StageOption):
     name = "stochastic_rounding"
     stage = ROUNDING
     counter = "rounded_steps"
+    by_hooks = "which is rounded to nearest"
+    in_torch = "torch's optimizers round to nearest: export a run of float32 variables"
 
     def __init__(self, seed: int, has_own_slots: bool) -> None:
         self.seed = seed

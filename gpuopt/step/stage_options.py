@@ -21,12 +21,16 @@ class StageOption(ABC):
         stage: The stage.
         counter: The name of the optimizer's variable that counts its steps, in float64.
         range: The values that the count can have.
+        by_hooks: Of a hook that updates one variable at a time: why it does without the stage.
+        in_torch: Why torch's optimizers cannot continue a run that has it.
     """
 
     name: ClassVar[str]
     stage: ClassVar[Stage]
     counter: ClassVar[str]
     range: ClassVar[Range] = Range(0.0, 2.0**53, np.float64)
+    by_hooks: ClassVar[str] = "which has no such stage"
+    in_torch: ClassVar[str] = "torch has no such stage"
 
     @classmethod
     @abstractmethod

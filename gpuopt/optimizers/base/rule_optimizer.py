@@ -33,9 +33,9 @@ from gpuopt.optimizers.base.declared import (
     show_types_alone,
 )
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
-from gpuopt.optimizers.base.hook_refusals import refuse_options
 from gpuopt.optimizers.base.hyperparameters import Hyperparameters, with_all_digits
 from gpuopt.optimizers.base.numbers_by_count import unknown_hyperparameter
+from gpuopt.optimizers.base.options import refuse_options
 from gpuopt.optimizers.base.slot_options import slot_codecs_of
 from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
 from gpuopt.optimizers.base.updated_arrays import checked_slot, target_of
