@@ -648,7 +648,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             self._all_non_slot_names(),
             [
                 *self._non_slot_names_of_groups(),
-                *self._non_slot_names_of_options(),
+                *(each.counter for each in self.stage_options),
                 *(beside.others if beside else ()),
             ],
             self._lists_all_state(),

@@ -25,6 +25,7 @@ from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import MASTER
 from gpuopt.step.averages import averaged_rule
+from gpuopt.step.updated_arrays import target_of
 from gpuopt.training.moving_average import ExponentialMovingAverage
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
@@ -214,7 +215,7 @@ def _arrays(
 
     own = variable.dtype
     rows = [("gradient", own, "plain" if own == real else "converted as it is read")]
-    target, _, codecs = optimizer._target(variable)
+    target, _, codecs = target_of(optimizer, variable)
     if target.beside is None:
         rows.append(("variable", own, how(own)))
     elif isinstance(codecs.var, Split):
@@ -227,7 +228,8 @@ def _arrays(
         [average] = optimizer.averages.of([variable])
         rows.append(("average", average.dtype, how(average.dtype)))
     coded = optimizer.slot_codecs.coded
-    for name, slot in zip(optimizer._stored_slots(), target.slots, strict=True):
+    names = optimizer.slot_codecs.array_names(optimizer.rule.slots)
+    for name, slot in zip(names, target.slots, strict=True):
         what = how(slot.dtype)
         if name in coded:
             what = f"codes of {coded[name].meaning}"

@@ -191,7 +191,7 @@ def export_form(
     counters = {"step": np.float32(_steps(state))}
     if "mu_product" in optimizer.counters:
         of_groups = [f"mu_product/{group.name}" for group in optimizer._grouping]
-        number = optimizer._group_of(next(iter(variables.values())))
+        number = optimizer._grouping.number_of(next(iter(variables.values())))
         name = ["mu_product", *of_groups][number]
         counters["mu_product"] = np.float32(state["non_slots"].get(name, 1))
     states: States = [

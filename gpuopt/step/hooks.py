@@ -65,10 +65,6 @@ class Hooks:
         """Returns the names of the optimizer's other variables, which exist after any step."""
         return []
 
-    def _non_slot_names_of_options(self) -> list[str]:
-        """Returns the names of those that an option needs: a state of a run without it has none."""
-        return []
-
     def _non_slot_names_of_groups(self) -> list[str]:
         """Returns the names of those that belong to a group: `<name of another>/<group>`.
 

@@ -1,19 +1,30 @@
-"""Warnings about calls that train wrongly and raise no error."""
+"""Warnings about calls that train wrongly or slowly, and raise no error."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 import weakref
 from collections.abc import Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from gpuopt.step.known import Group
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
+_logger = logging.getLogger("gpuopt")
+
 # As many calls in a row make a pattern.
 _CALLS = 3
+# For tables of at least this height, a warning mentions the cost of updating every row.
+_TALL_TABLE_ROWS = 1_000_000
+
+
+class _UpdatesAllRows(Protocol):
+    """The member of a `RuleOptimizer` that a hint mentions."""
+
+    instead_of_all_rows: ClassVar[str]
 
 
 class _Call(NamedTuple):
@@ -41,7 +52,8 @@ class Misuse:
     """Notices two mistakes in the calls of one optimizer, by those with new variables.
 
     One call for each parameter or layer, where all share one count of steps; and new arrays in the
-    place of old ones, which start without state. Calls with known variables take no time.
+    place of old ones, which start without state. Calls with known variables take no time. Also
+    hints at the cost of updates of all rows of a tall table.
     """
 
     def __init__(self) -> None:
@@ -50,6 +62,7 @@ class Misuse:
         self._alike: list[_Call] = []
         self._last: _Call | None = None
         self._warned: set[str] = set()
+        self._hint_given = False
 
     def note_call(
         self,
@@ -99,6 +112,21 @@ class Misuse:
                 "without momentum: write into the old array, as in w[...] = value, or use "
                 "update(params, grads), which finds a parameter by its path in a list or dict"
             )
+
+    def hint_at_cost(self, optimizer: _UpdatesAllRows, table: Variable, num_rows: int) -> None:
+        """Called before all rows of a table are updated for a gradient of `num_rows` rows."""
+        if self._hint_given or table.shape[0] < _TALL_TABLE_ROWS:
+            return
+        self._hint_given = True
+        instead = optimizer.instead_of_all_rows
+        _logger.warning(
+            '%s updates all %d rows of "%s" for a gradient of %d rows, as TensorFlow does%s',
+            type(optimizer).__name__,
+            table.shape[0],
+            table.name,
+            num_rows,
+            instead and f"; {instead} updates only the rows of the gradient",
+        )
 
     def _warn(self, message: str) -> None:
         if message not in self._warned:

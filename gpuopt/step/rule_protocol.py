@@ -7,9 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from gpuopt.backends import Target
 from gpuopt.backends.backend import Scalars
-from gpuopt.codecs import Codecs
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import SlotCodecs
@@ -23,7 +21,6 @@ from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.stage_options import StageOption
 from gpuopt.step.step import ThisThread
 from gpuopt.step.updates import HookOptimizer
-from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
 
@@ -32,6 +29,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
 
     rule: UpdateRule
     rule_of_other_rows: ClassVar[UpdateRule | None]
+    instead_of_all_rows: ClassVar[str]
     catch_up: CatchUpOption
     known: KnownGroups
     plans: KnownObjects[StepPlan]
@@ -60,12 +58,6 @@ class RuleOptimizer(HookOptimizer, Protocol):
     def _rule_of_call(
         self, variables: Sequence[Any], is_sparse: bool, listed: Listed
     ) -> tuple[UpdateRule, bytes]: ...
-
-    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Codecs]: ...
-
-    def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable: ...
-
-    def _hint_at_cost(self, table: Variable, num_rows: int) -> None: ...
 
     def _group_of_scalars(self, variable: Variable, listed: Listed = None) -> int: ...
 

@@ -40,6 +40,7 @@ from gpuopt.step.sparse_updates import apply_as_dense, apply_sparse
 from gpuopt.step.stage_options import StageOption
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.tables_behind import refuse_tables_of_another, refuse_unseen_reads
+from gpuopt.step.updated_arrays import target_of
 from gpuopt.step.updates import Decider, Pair, apply_constraint, dtypes_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
@@ -244,14 +245,15 @@ class RuleUpdates:
                 self.created += state.collect_created(create)
             self.created += state.collect_created(lambda: self._optimizer._create_slots(variables))
             for part in unknown:
-                target_of, known = self._optimizer._target, self._optimizer.known
+                target_in = partial(target_of, self._optimizer)
+                known = self._optimizer.known
                 if part.is_averaged and self._optimizer.averages is not None:
                     averages = self._optimizer.averages
-                    target_of, known = partial(averages.target, target_of), averages.known
+                    target_in, known = partial(averages.target, target_in), averages.known
                 group = Group(
                     part.variables(),
                     self._version_with_averages() if part.is_averaged else state.version.number,
-                    target_of,
+                    target_in,
                     partial(self._optimizer._group_of_scalars, listed=self.request.decaying),
                     part.choice,
                 )

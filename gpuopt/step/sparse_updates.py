@@ -15,6 +15,7 @@ from gpuopt.step.known import Batch
 from gpuopt.step.rows_behind import update_tables
 from gpuopt.step.rule_protocol import RuleOptimizer
 from gpuopt.step.tables_behind import table_behind
+from gpuopt.step.updated_arrays import checked_slot
 from gpuopt.variables.variable import Variable
 
 
@@ -70,7 +71,7 @@ def apply_sparse(
             other_rows = rounded(other_rows)
         for part, _ in unit:
             num_rows = len(part.gradients[0].indices)
-            optimizer._hint_at_cost(part.variables()[0], num_rows)
+            optimizer.misuse.hint_at_cost(optimizer, part.variables()[0], num_rows)
     unit[0][1].backend.apply_sparse(
         rule,
         updates,
@@ -99,7 +100,7 @@ def _left_by_catching_up(
         tables = []
         for part, batch in (unit[at] for at in waiting):
             [variable] = part.variables()
-            slots = [optimizer._slot_to_update(variable, name) for name in rule.slots]
+            slots = [checked_slot(optimizer, variable, name) for name in rule.slots]
             tables.append(table_behind(optimizer.state, variable, slots, batch))
         done = update_tables(
             tables,

@@ -217,7 +217,7 @@ class Program:
         number, value = int(self.rng.integers(len(groups))), float(self.rng.uniform(0.05, 0.5))
         groups[number]["learning_rate"] = self.form_of(value)
         for name, variable in self.variables.items():
-            if self.optimizers[kind]._group_of(variable) == number + 1:
+            if self.optimizers[kind]._grouping.number_of(variable) == number + 1:
                 self.numbers[kind][name]["learning_rate"] = value
         self.log.append(f"the rate of {kind}'s group {number} is {value}")
 

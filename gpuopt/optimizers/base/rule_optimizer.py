@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
 from operator import attrgetter, is_
@@ -11,9 +10,8 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
-from gpuopt.backends import Target, gpu_backends
+from gpuopt.backends import gpu_backends
 from gpuopt.backends.clips import ClipForm
-from gpuopt.codecs import Codecs
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import (
     GIVEN_ONCE,
@@ -38,7 +36,6 @@ from gpuopt.optimizers.base.numbers_by_count import unknown_hyperparameter
 from gpuopt.optimizers.base.options import refuse_options
 from gpuopt.optimizers.base.slot_options import slot_codecs_of
 from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
-from gpuopt.optimizers.base.updated_arrays import checked_slot, target_of
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.slot_codes import scales_name
@@ -65,10 +62,6 @@ from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import NewRows, Variable, as_variable
 
-_logger = logging.getLogger("gpuopt")
-
-# For tables of at least this height, a warning mentions the cost of updating every row.
-_TALL_TABLE_ROWS = 1_000_000
 # The largest scale of a slot in 8 bits: any finite one.
 _LARGEST_SCALE = float(np.finfo(np.float32).max)
 
@@ -272,7 +265,6 @@ class RuleOptimizer(Optimizer):
         self.known = KnownGroups()
         self.plans = KnownObjects[StepPlan]()
         self.misuse = Misuse()
-        self._hint_given = False
         # Values of hyperparameters that do not change, and what `_scalars` has made of them, by
         # the type that the rule computes in.
         self._fixed: tuple[list[Scalars], dict[type[np.floating[Any]], Sequence[Scalars]]]
@@ -389,17 +381,13 @@ class RuleOptimizer(Optimizer):
         current stream, and the host waits where its value is used. None before the first step, and
         unless `clip_norm` is given.
         """
-        return self._measured_norm(0)
+        return _norm_of(self.clips, 0)
 
     @property
     def group_norms(self) -> dict[str, Any]:
         """The same of each group with a `clip_norm` of its own, by the group's name."""
-        norms = {g.name: self._measured_norm(n) for n, g in enumerate(self._grouping, 1)}
+        norms = {g.name: _norm_of(self.clips, n) for n, g in enumerate(self._grouping, 1)}
         return {name: norm for name, norm in norms.items() if norm is not None}
-
-    def _measured_norm(self, group: int) -> Any:
-        measured = None if self.clips is None else self.clips.measured
-        return None if measured is None else measured.norm(group)
 
     def _clips_of_step(self, unscale: float | None = None) -> StepClips | None:
         """Returns how this step's gradients are clipped, by the values that `_prepare` found.
@@ -484,16 +472,9 @@ class RuleOptimizer(Optimizer):
     def get_slot_names(self) -> list[str]:
         return self.slot_codecs.without_scales(super().get_slot_names())
 
-    def _stored_slots(self) -> Sequence[str]:
-        """Returns the names that state has for what the rule's slots are stored in, in order."""
-        return self.slot_codecs.array_names(self.rule.slots)
-
-    def _non_slot_names_of_options(self) -> list[str]:
-        return [each.counter for each in self.stage_options]
-
     def _non_slots_left_out(self) -> Sequence[str]:
-        known, mine = STAGE_OPTIONS.values(), self._non_slot_names_of_options()
-        return [each.counter for each in known if each.counter not in mine]
+        mine = [each.counter for each in self.stage_options]
+        return [each.counter for each in STAGE_OPTIONS.values() if each.counter not in mine]
 
     def _new_slot_rows(self, slot_name: str) -> NewRows:
         if slot_name == MASTER and self.slot_codecs.masters is not None:
@@ -593,10 +574,6 @@ class RuleOptimizer(Optimizer):
         this_thread["hyperparameters"], this_thread["of_groups"] = given, of_groups
         this_thread["group"], this_thread["scalars"] = 0, scalars
 
-    def _group_of(self, variable: Variable) -> int:
-        """Returns the number of a variable's group: 0 for none, else from 1 on."""
-        return self._grouping.number_of(variable)
-
     def _group_of_scalars(self, variable: Variable, listed: Listed = None) -> int:
         """Returns the number of the group whose scalars a variable has in a call.
 
@@ -618,7 +595,7 @@ class RuleOptimizer(Optimizer):
                 f'"{self.rule.name}" takes no scalar {WEIGHT_DECAY} that could be 0 for it: name '
                 "it so, or override _scalars_of_variant"
             )
-        return self._group_of(variable) + (1 + len(self.groups)) * variant
+        return self._grouping.number_of(variable) + (1 + len(self.groups)) * variant
 
     def _variant_of(self, variable: Variable, listed: Listed = None) -> int:
         """Returns 0 for a variable with its group's own scalars, 1 for one that does not decay."""
@@ -672,7 +649,7 @@ class RuleOptimizer(Optimizer):
 
     def _apply_one(self, gradient: Gradient, variable: Variable) -> Any:
         update = partial(super()._apply_one, gradient, variable)
-        return self._in_group(self._group_of(variable), update)
+        return self._in_group(self._grouping.number_of(variable), update)
 
     def _apply_dense(self, grad: Any, var: Variable) -> None:
         self._apply_rule(grad, var)
@@ -703,12 +680,6 @@ class RuleOptimizer(Optimizer):
         if self.averages is not None:
             self.averages.known.forget(changed)
 
-    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Codecs]:
-        return target_of(self, variable)
-
-    def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable:
-        return checked_slot(self, variable, slot_name)
-
     def _rule_of_call(
         self, variables: Sequence[Any], is_sparse: bool, listed: Listed
     ) -> tuple[UpdateRule, bytes]:
@@ -723,21 +694,6 @@ class RuleOptimizer(Optimizer):
             listed: See `StepRequest.decaying`.
         """
         return self.rule, b""
-
-    def _hint_at_cost(self, table: Variable, num_rows: int) -> None:
-        """Called before all rows of a table are updated for a gradient of `num_rows` rows."""
-        if self._hint_given or table.shape[0] < _TALL_TABLE_ROWS:
-            return
-        self._hint_given = True
-        _logger.warning(
-            '%s updates all %d rows of "%s" for a gradient of %d rows, as TensorFlow does%s',
-            type(self).__name__,
-            table.shape[0],
-            table.name,
-            num_rows,
-            self.instead_of_all_rows
-            and f"; {self.instead_of_all_rows} updates only the rows of the gradient",
-        )
 
     def _scalars_for(self, real: type[np.floating[Any]]) -> Sequence[Scalars]:
         fixed = self.this_thread.scalars
@@ -762,6 +718,11 @@ class RuleOptimizer(Optimizer):
     def _overrides_apply_hook(self) -> bool:
         """Whether a subclass overrides a hook that gets one variable: then nothing is batched."""
         return self._has_own_hooks or not vars(self).keys().isdisjoint(_APPLY_HOOKS)
+
+
+def _norm_of(clips: GradientClips | None, group: int) -> Any:
+    measured = None if clips is None else clips.measured
+    return None if measured is None else measured.norm(group)
 
 
 def _is_in_memory(counter: Any) -> bool:

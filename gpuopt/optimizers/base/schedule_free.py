@@ -49,7 +49,7 @@ class ScheduleFreeOptimizer(StepCountingOptimizer):
         if slot is None:
             return variable.storage.copy()
         real = compute_type(variable.dtype)
-        number = self._group_of(variable)
+        number = self._grouping.number_of(variable)
         given = self.groups[number - 1] if number else self.hyperparameters
         beta1 = as_scalar(self._call_if_callable(given["beta1"]), "beta1")
         y, z_minus_y = (each.storage.astype(real, copy=False) for each in (variable, slot))

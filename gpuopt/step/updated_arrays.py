@@ -23,7 +23,7 @@ _FLOAT = np.dtype(np.float32)
 
 
 class _Optimizer(Protocol):
-    """What a `RuleOptimizer` says of its slots."""
+    """The members of a `RuleOptimizer` that describe its slots."""
 
     rule: UpdateRule
     stage_options: Sequence[StageOption]
@@ -34,8 +34,6 @@ class _Optimizer(Protocol):
     @property
     def slot_codecs(self) -> SlotCodecs: ...
 
-    def _stored_slots(self) -> Sequence[str]: ...
-
 
 def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[Identity], Codecs]:
     """Returns what an update of a variable writes.
@@ -45,7 +43,7 @@ def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[I
         or the remainder; whose they are; and how they are stored.
     """
     stored = optimizer.slot_codecs
-    names = optimizer._stored_slots()
+    names = stored.array_names(optimizer.rule.slots)
     slots = {name: checked_slot(optimizer, variable, name) for name in names}
     _check_coded_blocks({name: slots[name] for name in map(scales_name, stored.coded)}, variable)
     arrays = [slot.unread_storage for slot in slots.values()]
