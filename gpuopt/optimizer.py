@@ -41,7 +41,6 @@ from gpuopt.step.report import Report, reporting
 from gpuopt.step.request import StepRequest, is_overridden, make_step, through_users_code
 from gpuopt.step.request import this_thread as requests
 from gpuopt.step.row_checks import RowChecks
-from gpuopt.step.stage_options import StageOption
 from gpuopt.step.step import Step, ThisThread
 from gpuopt.step.updates import HookUpdates, Updates, dtypes_of
 from gpuopt.trees import is_leaf
@@ -119,7 +118,6 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             "forget_plans",
             "open_report",
             "owner_of_state",
-            "rounding",
             "row_checks",
             "slot_codecs",
             "stage_options",
@@ -129,7 +127,6 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
     )
     # What watches the steps: see `report`; None if nothing does.
     open_report: Report | None = None
-    stage_options: Sequence[StageOption] = ()
 
     GATE_NONE: ClassVar[int] = GATE_NONE
     GATE_OP: ClassVar[int] = GATE_OP

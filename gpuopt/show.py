@@ -25,6 +25,7 @@ from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import MASTER
 from gpuopt.step.averages import averaged_rule
+from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.updated_arrays import target_of
 from gpuopt.training.moving_average import ExponentialMovingAverage
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
@@ -206,7 +207,7 @@ def _arrays(
     optimizer: RuleOptimizer, variable: Variable, real: np.dtype[Any]
 ) -> Sequence[Sequence[str]]:
     """Returns the name of each array, its type, and how it is stored."""
-    is_random = optimizer.rounding is not None
+    is_random = any(isinstance(each, StochasticRounding) for each in optimizer.stage_options)
 
     def how(dtype: np.dtype[Any]) -> str:
         if dtype == real:

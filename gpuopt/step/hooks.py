@@ -13,7 +13,6 @@ from gpuopt.quietly import quietly
 from gpuopt.state.slot_codecs import SlotCodecs
 from gpuopt.state.state import Range, SlotTable, State
 from gpuopt.step.pairs import Gradient
-from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.stage_options import StageOption
 from gpuopt.step.updates import apply_constraint
 from gpuopt.step.user_code import call_user_code
@@ -35,12 +34,6 @@ class Hooks:
     slot_codecs: SlotCodecs = SlotCodecs()
     stage_options: Sequence[StageOption] = ()
     _name: str
-
-    @property
-    def rounding(self) -> StochasticRounding | None:
-        """How bfloat16 numbers are rounded stochastically; None if they are not."""
-        every = (each for each in self.stage_options if isinstance(each, StochasticRounding))
-        return next(every, None)
 
     # What a subclass overrides.
 

@@ -21,6 +21,7 @@ class StochasticRounding(StageOption):
     Attributes:
         seed: Of the random bits.
         has_own_slots: Whether slots are bfloat16 beside variables of any type.
+        has_masters: Whether 16-bit variables have master copies, which are float32.
     """
 
     name = "stochastic_rounding"
@@ -29,9 +30,10 @@ class StochasticRounding(StageOption):
     by_hooks = "which is rounded to nearest"
     in_torch = "torch's optimizers round to nearest: export a run of float32 variables"
 
-    def __init__(self, seed: int, has_own_slots: bool) -> None:
+    def __init__(self, seed: int, has_own_slots: bool, has_masters: bool) -> None:
         self.seed = seed
         self.has_own_slots = has_own_slots
+        self.has_masters = has_masters
 
     @classmethod
     def checked(cls, given: Any, optimizer: Any) -> StochasticRounding:
@@ -68,23 +70,22 @@ class StochasticRounding(StageOption):
             )
         if problem:
             raise ValueError(f"stochastic_rounding={given} cannot be had {problem}")
-        return cls(int(given), any(codec.is_rounded for codec in codecs.values()))
+        has_own_slots = any(codec.is_rounded for codec in codecs.values())
+        return cls(int(given), has_own_slots, masters is not None)
 
     def joins(self, dtype: np.dtype[Any]) -> bool:
         return self.has_own_slots or bool(dtype == BFLOAT16)
+
+    def check(self, variables: Sequence[Variable]) -> None:
+        for variable in variables:
+            if variable.dtype == np.float16 and not self.has_masters:
+                raise ValueError(
+                    f'stochastic_rounding: "{variable.name}" is float16, and only bfloat16 '
+                    'variables are rounded so: use masters="float32", or make it bfloat16'
+                )
 
     def described(self) -> int:
         return self.seed
 
     def scalars(self, steps: int) -> Mapping[str, np.float32]:
         return self.stage.key(self.seed, steps)
-
-
-def check_not_float16(variables: Sequence[Variable]) -> None:
-    """Raises ValueError for variables of the 16-bit type that is not rounded stochastically."""
-    for variable in variables:
-        if variable.dtype == np.float16:
-            raise ValueError(
-                f'stochastic_rounding: "{variable.name}" is float16, and only bfloat16 variables '
-                'are rounded so: use masters="float32", or make it bfloat16'
-            )

@@ -16,7 +16,6 @@ from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.known import KnownGroups, KnownObjects, StepPlan
 from gpuopt.step.misuse import Misuse
 from gpuopt.step.request import Listed
-from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.stage_options import StageOption
 from gpuopt.step.step import ThisThread
@@ -48,9 +47,6 @@ class RuleOptimizer(HookOptimizer, Protocol):
     def _finish(self, update_ops: list[Any], name_scope: str) -> Any: ...
 
     def _all_non_slot_names(self) -> list[str]: ...
-
-    @property
-    def rounding(self) -> StochasticRounding | None: ...
 
     @property
     def finish_is_undoable(self) -> bool: ...

@@ -34,7 +34,6 @@ from gpuopt.step.pairs import (
 )
 from gpuopt.step.parts import Part, Unit, names_of, units_of
 from gpuopt.step.request import StepRequest
-from gpuopt.step.rounding import check_not_float16
 from gpuopt.step.rule_protocol import RuleOptimizer
 from gpuopt.step.sparse_updates import apply_as_dense, apply_sparse
 from gpuopt.step.stage_options import StageOption
@@ -236,8 +235,8 @@ class RuleUpdates:
                 check_variables(state, variables, codecs.masters)
                 refuse_tables_of_another(variables, state)
             codecs.check_types(variables)
-            if self._optimizer.rounding is not None and codecs.masters is None:
-                check_not_float16(variables)
+            for option in self._optimizer.stage_options:
+                option.check(variables)
             if tables:
                 shape_of = self._optimizer.rule.slot_shape
                 starts = dict.fromkeys(codecs.coded, 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from gpuopt.device import Device
 from gpuopt.rules.stage import Stage
 from gpuopt.state.state import Range, State
+from gpuopt.variables.variable import Variable
 
 
 class StageOption(ABC):
@@ -40,6 +41,9 @@ class StageOption(ABC):
         Raises:
             TypeError, ValueError: the value is not allowed, or not with other options.
         """
+
+    def check(self, variables: Sequence[Variable]) -> None:  # noqa: B027  # most refuse none
+        """Raises ValueError for variables that are new to the optimizer and cannot have it."""
 
     @abstractmethod
     def described(self) -> Any:

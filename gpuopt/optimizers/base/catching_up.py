@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
 
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import SlotCodecs
+from gpuopt.step.rounding import StochasticRounding
+from gpuopt.step.stage_options import StageOption
 
 CATCH_UP = (
     "True updates rows lazily: a row without a gradient is brought up to date when it is next read "
@@ -22,9 +25,7 @@ class _Optimizer(Protocol):
 
     rule_of_other_rows: ClassVar[UpdateRule | None]
     slot_codecs: SlotCodecs
-
-    @property
-    def rounding(self) -> Any: ...
+    stage_options: Sequence[StageOption]
 
 
 def checked_catch_up(given: CatchUpOption, optimizer: _Optimizer) -> CatchUpOption:
@@ -49,6 +50,7 @@ def checked_catch_up(given: CatchUpOption, optimizer: _Optimizer) -> CatchUpOpti
         )
         raise ValueError(f"catch_up={given!r}: {type(optimizer).__name__} {why}")
     codecs = optimizer.slot_codecs
+    rounding = [each for each in optimizer.stage_options if isinstance(each, StochasticRounding)]
     contradicting = {
         "slot_bits=8": (codecs.slot_form, _OF_SLOTS_ROUNDED_ONCE),
         f"masters={codecs.masters!r}": (
@@ -57,7 +59,7 @@ def checked_catch_up(given: CatchUpOption, optimizer: _Optimizer) -> CatchUpOpti
         ),
         "slot_dtype": (codecs.slot_dtype, _OF_SLOTS_ROUNDED_ONCE),
         "stochastic_rounding": (
-            optimizer.rounding,
+            rounding or None,
             "steps that rows make at once would be rounded once",
         ),
     }
