@@ -145,6 +145,18 @@ def test_a_subclass_has_the_ranges_of_the_constructor_that_it_extends() -> None:
         Own(0.1, -1)
 
 
+def test_what_python_cannot_evaluate_of_a_constructor_is_left_alone() -> None:
+    class Own(gpuopt.FtrlOptimizer):
+        """Follows."""
+
+        def __init__(self, rate: Any) -> None:
+            super().__init__(rate)
+
+    Own.__init__.__annotations__["rate"] = 'float | "Unknown"'
+    assert Own(0.5).hyperparameters["learning_rate"] == 0.5
+    assert inspect.getdoc(Own) == "Follows."
+
+
 def test_any_constructor_of_a_subclass_has_a_signature() -> None:
     class Untyped(gpuopt.AdamOptimizer):
         def __init__(self, extra, **rest):

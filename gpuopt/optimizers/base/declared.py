@@ -88,7 +88,7 @@ def declared(cls: type[Any]) -> Mapping[str, Declared]:
     return found  # type: ignore[no-any-return]
 
 
-_DECLARED = "_declared"
+_DECLARED = "_declared_arguments"
 
 # What other libraries call arguments; first torch's name, which is bitsandbytes', too.
 OTHER_NAMES = {
@@ -140,10 +140,12 @@ class Documented:
         self._text = text
 
     def __get__(self, instance: object, owner: type[Any]) -> str:
-        given, parameters = declared(owner), inspect.signature(owner).parameters.values()
+        given, cleaned = declared(owner), inspect.cleandoc(self._text)
+        if not given:
+            return cleaned
+        parameters = inspect.signature(owner).parameters.values()
         names = [each.name for each in parameters if each.kind not in _ANY_NUMBER]
         own = {name: meaning_of(given[name]) for name in names if name in given}
-        cleaned = inspect.cleandoc(self._text)
         if not own:
             return cleaned
         others = ", ".join(name for name in names if name not in own)
@@ -184,11 +186,11 @@ def type_in(annotation: Any) -> Any:
 
 def evaluated(init: Any) -> dict[str, Any]:
     """Returns the annotations of a constructor, but for those that only type checkers know."""
-    found = {}
+    found, init = {}, inspect.unwrap(init)
     with suppress(NameError):  # Python 3.14 evaluates them all at once, if they are not texts
         for name, annotation in getattr(init, "__annotations__", {}).items():
             is_text = isinstance(annotation, str)
-            with suppress(NameError):
+            with suppress(Exception):  # as of `int | "Later"`, which type checkers can evaluate
                 found[name] = eval(annotation, init.__globals__) if is_text else annotation
     return found
 

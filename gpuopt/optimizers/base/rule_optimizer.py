@@ -213,7 +213,7 @@ class RuleOptimizer(Optimizer):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if text := vars(cls).get("__doc__"):
+        if isinstance(text := vars(cls).get("__doc__"), str):
             cls.__doc__ = Documented(text)  # type: ignore[assignment]
         show_types_alone(vars(cls).get("__init__"))
         cls._has_own_hooks = hooks_of(cls) != hooks_of(RuleOptimizer)
