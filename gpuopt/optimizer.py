@@ -37,7 +37,7 @@ from gpuopt.step.one_by_one import update_one_by_one
 from gpuopt.step.pairs import Gradient, as_sequence
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.replica_context import this_thread as replicas
-from gpuopt.step.report import Report, reporting
+from gpuopt.step.report import Report, UpdateKind, reporting
 from gpuopt.step.request import StepRequest, is_overridden, make_step, through_users_code
 from gpuopt.step.request import this_thread as requests
 from gpuopt.step.row_checks import RowChecks
@@ -504,17 +504,9 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         """
         return reporting(self)
 
-    def _group_name(self, variable: Variable) -> str:
-        """Returns the name of a variable's parameter group, or "" for none."""
-        return ""
-
-    def _updates_all_rows(self) -> bool:
-        """Whether a sparse gradient also updates the rows that it does not name."""
-        return False
-
-    def _bytes_averaged(self, variable: Variable, is_sparse: bool) -> int:
-        """Returns the bytes that moving a variable's average in a step reads and writes."""
-        return 0
+    def _kind_of_update(self, variable: Variable, is_sparse: bool) -> UpdateKind:
+        """Returns what a report has to know about an update."""
+        return UpdateKind()
 
     def _distributed_apply(
         self,

@@ -28,6 +28,20 @@ _MOST_UNREAD = 4096
 _MEGABYTE, _GIGABYTE = 1e6, 1e9
 
 
+class UpdateKind(NamedTuple):
+    """What a report asks an optimizer about the update of a variable.
+
+    Attributes:
+        group: The name of the variable's `ParameterGroup`, or "".
+        writes_all_rows: Whether a sparse gradient also updates the rows that it does not name.
+        averaged_bytes: The bytes that moving the variable's average reads and writes.
+    """
+
+    group: str = ""
+    writes_all_rows: bool = False
+    averaged_bytes: int = 0
+
+
 class ReportedOptimizer(Protocol):
     """The part of an optimizer that a report uses."""
 
@@ -36,11 +50,7 @@ class ReportedOptimizer(Protocol):
 
     def get_name(self) -> str: ...
 
-    def _group_name(self, variable: Variable) -> str: ...
-
-    def _updates_all_rows(self) -> bool: ...
-
-    def _bytes_averaged(self, variable: Variable, is_sparse: bool) -> int: ...
+    def _kind_of_update(self, variable: Variable, is_sparse: bool) -> UpdateKind: ...
 
 
 class Traffic(NamedTuple):
@@ -255,12 +265,12 @@ class Report:
     def note_updates(self, updates: Updates) -> None:
         """Adds what updates have read and written."""
         optimizer = self._optimizer
-        all_rows = optimizer._updates_all_rows()
         for gradient, variable in updates.pairs():
+            kind = optimizer._kind_of_update(variable, isinstance(gradient, IndexedSlices))
             stored = _bytes_stored(optimizer.state, variable)
-            moved = _bytes_moved(gradient, variable, stored, all_rows)
-            moved += optimizer._bytes_averaged(variable, isinstance(gradient, IndexedSlices))
-            key = variable.name, optimizer._group_name(variable), str(variable.device)
+            moved = _bytes_moved(gradient, variable, stored, kind.writes_all_rows)
+            moved += kind.averaged_bytes
+            key = variable.name, kind.group, str(variable.device)
             with self._lock:
                 self._traffic[key] = self._traffic.get(key, 0) + moved
 

@@ -187,7 +187,8 @@ class RuleUpdates:
 
     @computed_once
     def num_elements(self) -> int:
-        every_row = self._optimizer._updates_all_rows()
+        optimizer = self._optimizer
+        every_row = optimizer.rule_of_other_rows is not None and not optimizer.catch_up
         return sum(
             part.gradients[0].values.size
             if part.is_sparse and not every_row

@@ -52,6 +52,7 @@ from gpuopt.step.known import KnownGroups, KnownObjects, StepPlan
 from gpuopt.step.misuse import Misuse
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
+from gpuopt.step.report import UpdateKind
 from gpuopt.step.request import Listed, StepRequest
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.tables_behind import bring_up_all
@@ -291,18 +292,16 @@ class RuleOptimizer(Optimizer):
         """Returns the hyperparameters that `__init__` is given, and any others."""
         return given
 
-    def _group_name(self, variable: Variable) -> str:
-        number = self._grouping.number_of(variable)
-        return list(self._grouping)[number - 1].name if number else ""
-
     def _averages_of(self, variables: Sequence[Variable]) -> Sequence[Variable]:
         return () if self.averages is None else self.averages.of(variables)
 
-    def _updates_all_rows(self) -> bool:
-        return self.rule_of_other_rows is not None and not self.catch_up
-
-    def _bytes_averaged(self, variable: Variable, is_sparse: bool) -> int:
-        return 0 if self.averages is None else self.averages.bytes_moved(variable, is_sparse)
+    def _kind_of_update(self, variable: Variable, is_sparse: bool) -> UpdateKind:
+        number, averages = self._grouping.number_of(variable), self.averages
+        return UpdateKind(
+            list(self._grouping)[number - 1].name if number else "",
+            self.rule_of_other_rows is not None and not self.catch_up,
+            0 if averages is None else averages.bytes_moved(variable, is_sparse),
+        )
 
     def _settings(self) -> dict[str, Any]:
         given = {**super()._settings(), **self.hyperparameters.changed}
