@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from gpuopt.atomic_file import replace_file
 
 FORMAT = 1
 # Of times, in the order in which tables show them; see `Figures.times`.
 KINDS = ("step", "warm", "cold", "cold_dirty", "device", "device_dirty", "wall")
-_Found = TypeVar("_Found")
 # The end of the warning about times that are noise.
 _SPREAD = "spread widely"
 # Beyond this, the ninth decile less the first one, divided by the median, is called noise.
@@ -268,12 +268,11 @@ def write_results(results: Results, path: Path) -> None:
 def to_json(results: Results) -> dict[str, Any]:
     """Returns what a file of results has, for `json.dumps`."""
     written = {"format": FORMAT, **asdict(results)}
-    for run in written["runs"].values():
-        for figures in run["contenders"].values():
-            known = {key: each for key, each in figures.items() if each is not None}
-            figures.clear()
-            # Each kind of times is beside a contender's other figures.
-            figures.update({**known.pop("times"), **known})
+    for figures in _list_figures(written):
+        known = {key: each for key, each in figures.items() if each is not None}
+        figures.clear()
+        # Each kind of times is beside a contender's other figures.
+        figures.update({**known.pop("times"), **known})
     return written
 
 
@@ -292,8 +291,12 @@ def read_results(path: Path) -> Results:
     if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
         raise ResultsError(f"{path} is no file of results in format {FORMAT}; write it anew")
     try:
-        runs = {name: _read_run(run) for name, run in found.pop("runs").items()}
-        return _check_types(Results(**found, runs=runs))
+        for figures in _list_figures(found):
+            given = {kind: figures.pop(kind) for kind in KINDS if kind in figures}
+            figures["times"] = {kind: each for kind, each in given.items() if each is not None}
+        results: Results = _build("the file", Results, found)
+        _check_times(results)
+        return results
     except (AttributeError, KeyError, TypeError) as error:
         raise ResultsError(f"{path} is no complete file of results: {error}") from error
     except ValueError as error:
@@ -306,53 +309,51 @@ def _why_unread(path: Path, error: OSError) -> str:
     return f"{path} cannot be read: {error.strerror}"
 
 
-def _read_run(found: dict[str, Any]) -> Run:
-    contenders = {name: _read_figures(figures) for name, figures in found.pop("contenders").items()}
-    run = _check_types(Run(**found, contenders=contenders))
-    if run.copy_ms:
-        _check_times("copy_ms", run.copy_ms)
-    return run
+def _list_figures(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for run in found["runs"].values():
+        yield from run["contenders"].values()
 
 
-def _read_figures(found: dict[str, Any]) -> Figures:
-    given = {kind: found.pop(kind) for kind in KINDS if kind in found}
-    times = {kind: _read_times(each) for kind, each in given.items() if each is not None}
-    if not times:
-        raise ValueError("a contender has no times")
-    return _check_types(Figures(times, **found))
+def _check_times(results: Results) -> None:
+    for run in results.runs.values():
+        _check_positive("copy_ms", run.copy_ms)
+        for figures in run.contenders.values():
+            if not figures.times:
+                raise ValueError("a contender has no times")
+            for times in figures.times.values():
+                _check_positive("samples_ms", times.samples_ms or [0.0])
+                statistics = [times.median_ms, times.p10_ms, times.p90_ms]
+                _check_positive("median_ms, p10_ms, p90_ms", statistics)
 
 
-def _read_times(found: dict[str, Any]) -> Times:
-    times = _check_types(Times(**found))
-    _check_times("samples_ms", times.samples_ms)
-    _check_times("median_ms, p10_ms, p90_ms", [times.median_ms, times.p10_ms, times.p90_ms])
-    return times
-
-
-def _check_times(name: str, times_ms: Sequence[float]) -> None:
-    if not times_ms or not all(0 < ms < math.inf for ms in times_ms):
+def _check_positive(name: str, times_ms: Sequence[float]) -> None:
+    if not all(0 < ms < math.inf for ms in times_ms):
         raise ValueError(f"{name} must be positive times, and is {str(times_ms)[:80]}")
 
 
-def _check_types(found: _Found) -> _Found:
-    """Returns a dataclass whose fields have the types that they are declared with."""
-    for name, declared in get_type_hints(type(found)).items():
-        value = getattr(found, name)
-        if not _has_type(value, declared):
-            raise ValueError(f"{name} is {str(value)[:80]!r}, which is no {declared}")
-    return found
+def _build(name: str, declared: Any, value: Any) -> Any:
+    """Returns what JSON has as a value of its declared type; dataclasses are objects in JSON.
 
-
-def _has_type(value: object, declared: Any) -> bool:
-    kinds = get_args(declared)
+    Raises:
+        KeyError: an object has a name that its dataclass has not.
+        TypeError: an object lacks a name.
+        ValueError: the value has another type.
+    """
+    kinds, origin = get_args(declared), get_origin(declared)
+    if is_dataclass(declared) and isinstance(value, dict):
+        hints = get_type_hints(declared)
+        given = {key: _build(key, hints[key], each) for key, each in value.items()}
+        return declared(**given)  # type: ignore[operator]
+    if origin is list and isinstance(value, list):
+        return [_build(name, kinds[0], each) for each in value]
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        return {key: _build(name, kinds[1], each) for key, each in value.items()}
     if isinstance(declared, UnionType):
-        return any(_has_type(value, kind) for kind in kinds)
-    if isinstance(value, list) and get_origin(declared) is list:
-        return all(_has_type(each, kinds[0]) for each in value)
-    if isinstance(value, dict) and kinds:
-        return issubclass(dict, get_origin(declared)) and all(
-            _has_type(each, kinds[1]) for each in value.values()
-        )
-    if declared is float:  # as JSON writes 1.0 and others write 1
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return declared is Any or (isinstance(declared, type) and isinstance(value, declared))
+        for kind in kinds:
+            with suppress(ValueError):
+                return _build(name, kind, value)
+    # JSON writes 1.0, and others write 1.
+    simple = int | float if declared is float else declared
+    if declared is Any or (origin is None and isinstance(value, simple)):
+        return value
+    raise ValueError(f"{name} is {str(value)[:80]!r}, which is no {declared}")

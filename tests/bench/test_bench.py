@@ -28,7 +28,12 @@ from gpuopt.bench.compare import Comparison, Interval, Verdict
 from gpuopt.bench.contenders import Contender
 from gpuopt.bench.jobs import JOBS, Place
 from gpuopt.bench.memory import measure_host_peak
-from gpuopt.bench.models import list_dlrm_tables, list_llama_layer_shapes
+from gpuopt.bench.models import (
+    list_dlrm_tables,
+    list_gpt2_shapes,
+    list_llama_layer_shapes,
+    list_resnet50_shapes,
+)
 from gpuopt.bench.profiler import Calls, sum_calls
 from gpuopt.bench.report import print_comparison, print_growth, print_run
 from gpuopt.bench.results import (
@@ -74,8 +79,13 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_models_have_the_published_sizes() -> None:
-    sizes = [int(np.prod(shape)) for shape in list_llama_layer_shapes()]
-    assert (len(sizes), sum(sizes)) == (9, 202_383_360)
+    for shapes, tensors, parameters in (
+        (list_llama_layer_shapes(), 9, 202_383_360),
+        (list_gpt2_shapes(), 148, 124_439_808),
+        (list_resnet50_shapes(), 161, 25_557_032),
+    ):
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        assert (len(sizes), sum(sizes)) == (tensors, parameters)
     tables = list_dlrm_tables()
     assert len(tables) == 26
     assert max(height for height, _ in tables) == 1_000_000

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 
 import bench.gpu
 from bench import gpu_harness
-from bench.workloads import Sizes, offer_gpu_workloads
+from bench.workloads import offer_gpu_workloads
 from gpuopt.bench.clock import measure_copy_bytes_per_second
+from gpuopt.bench.workloads import Task
 
-MANY = {"1000x1024": (7, 5), "10000x64": (20, 3)}
-TINY = Sizes(64, MANY, (50, 4), 30, tables=(40, 4), lookups_of_each=20, divisor=64)
+_MOST_TENSORS, _LONGEST_SIDE = 200, 12
+TABLE, LOOKUPS = (50, 4), 30
+
+
+def make_tiny(task: Task) -> Task:
+    if task.lookups:
+        return replace(task, shapes=[TABLE] * len(task.shapes), lookups=LOOKUPS)
+    shapes = [tuple(min(side, _LONGEST_SIDE) for side in shape) for shape in task.shapes]
+    return replace(task, shapes=shapes[:_MOST_TENSORS])
 
 
 def main() -> int:
     gpu_harness._MOST_SAMPLE_MS = 1.0
-    bench.gpu.offer_gpu_workloads = partial(offer_gpu_workloads, sizes=TINY)
+    bench.gpu.offer_gpu_workloads = partial(offer_gpu_workloads, resize=make_tiny)
     bench.gpu.FIRST_STEPS = bench.gpu.FIRST_STEPS[:1]
     copy = partial(measure_copy_bytes_per_second, num_bytes=2**16, rounds=3)
     bench.gpu.measure_copy_bytes_per_second = copy
