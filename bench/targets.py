@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from gpuopt.bench.peers import NUMPY_ALONE
 from gpuopt.bench.results import Run
-from gpuopt.bench.workloads import NUMPY_ALONE
 
 
 @dataclass(frozen=True)

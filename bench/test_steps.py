@@ -14,20 +14,11 @@ import pytest
 from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.bench.contenders import compiled_as_now
 from gpuopt.bench.measure import Bench, prepare
-from gpuopt.bench.peers import TORCH_FORMS
-from gpuopt.bench.workloads import (
-    ARRAYS,
-    NUMPY_ALONE,
-    Made,
-    Task,
-    list_tasks,
-    make_contenders,
-    why_not,
-)
+from gpuopt.bench.peers import PEERS
+from gpuopt.bench.workloads import Made, Task, list_tasks, make_contenders, why_not
 from gpuopt.device import Device
 
 _TASKS = list(list_tasks())
-_ALL_KINDS = ("gpuopt", NUMPY_ALONE, *TORCH_FORMS, "torch sparse", "optax jit", "Thinc", ARRAYS)
 _ROUNDS, _WARM_UP_ROUNDS = 30, 3
 
 
@@ -46,7 +37,7 @@ def made(request: pytest.FixtureRequest, where: Bench) -> Iterator[Made]:
         yield make_contenders(task, "adam", "float32", where.place)
 
 
-@pytest.mark.parametrize("contender", _ALL_KINDS)
+@pytest.mark.parametrize("contender", [peer.name for peer in PEERS])
 def test_step(
     benchmark: Any, request: pytest.FixtureRequest, where: Bench, made: Made, contender: str
 ) -> None:

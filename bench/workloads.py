@@ -21,9 +21,9 @@ from gpuopt.backends import backend_for
 from gpuopt.bench.contenders import make_our_step
 from gpuopt.bench.jobs import JOBS, RATE, Place
 from gpuopt.bench.models import LOOKUPS, TABLE, draw_lookups
-from gpuopt.bench.peers import TORCH_FORMS
+from gpuopt.bench.peers import ARRAYS, NUMPY_ALONE, TORCH_FORMS
 from gpuopt.bench.sampling import rest
-from gpuopt.bench.workloads import ARRAYS, NUMPY_ALONE, Task, list_tasks, make_chosen
+from gpuopt.bench.workloads import Task, list_tasks, make_chosen
 from gpuopt.device import Device
 
 _HOST = Place(np, "cpu")

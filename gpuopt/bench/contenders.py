@@ -13,7 +13,7 @@ from typing import Any
 import gpuopt
 from gpuopt import environment
 from gpuopt.bench.clock import Step
-from gpuopt.bench.jobs import Job
+from gpuopt.bench.jobs import Job, Place
 
 _COMPILED = "GPUOPT_COMPILED"
 # Weights; every contender updates them in place, torch included.
@@ -58,6 +58,34 @@ class Contender:
 
     def count_state_bytes(self) -> int | None:
         return None if self.state is None else sum(array.nbytes for array in self.state())
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all contenders of a task have in common.
+
+    Attributes:
+        job: The optimizer.
+        dtype: Of the weights.
+        place: Where they are.
+        shapes: Of the weights.
+        gradients: Of all contenders.
+    """
+
+    job: Job
+    dtype: str
+    place: Place
+    shapes: Sequence[tuple[int, ...]]
+    gradients: GradientSets
+
+    @property
+    def is_sparse(self) -> bool:
+        return isinstance(self.gradients[0][0], gpuopt.IndexedSlices)
+
+    def weights(self) -> list[Any]:
+        """Makes weights, of which each contender has its own."""
+        dtype = self.gradients[0][0].dtype
+        return [self.place.xp.ones(shape, dtype=dtype) for shape in self.shapes]
 
 
 # Makes a contender's step of (weights, gradients); a gradient of a table is IndexedSlices.

@@ -1,20 +1,34 @@
-"""The optimizers of torch, optax and Thinc, doing the same work."""
+"""What takes part in tasks: gpuopt, array code, torch, optax and Thinc, doing the same work."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import gpuopt
-from gpuopt.bench.contenders import Arrays, Contender, GradientSets
-from gpuopt.bench.jobs import BETA1, BETA2, EPSILON, RATE, Job, Place
+from gpuopt.backends.cpu.compiler import compiler
+from gpuopt.bench.contenders import (
+    Arrays,
+    Contender,
+    GradientSets,
+    Setting,
+    StepMaker,
+    make_elementwise_step,
+    make_naive_step,
+    make_our_step,
+    make_users_step,
+)
+from gpuopt.bench.jobs import BETA1, BETA2, EPSILON, JOBS, RATE, Job, Place
 
+# The contender that is gpuopt without compiled rules.
+NUMPY_ALONE = "gpuopt, numpy alone"
+ARRAYS = "array operations"
 TORCH_FORMS: Mapping[str, Mapping[str, bool]] = {
     "torch fused": {"fused": True},
     "torch foreach": {"foreach": True},
@@ -25,7 +39,11 @@ REQUIREMENTS: Mapping[str, str] = {
     "optax": "optax>=0.2.8",
     "thinc": "thinc>=8.3,<10",
 }
+_NOT_COMPILED = "that is gpuopt, as no C++ compiler was found"
+_NO_SPARSE_GRADIENTS = "it has no sparse gradients"
 _CUDA_13 = 13000
+# With more tensors than this, array operations on a GPU take a second for each step.
+_MOST_NAIVE = 1000
 
 
 def make_torch_step(
@@ -67,9 +85,7 @@ def make_torch_step(
     return Contender(step, partial(_torch_state, optimizer))
 
 
-def why_not_torch(
-    job: Job, place: Place, form: Mapping[str, bool], dtype: str = "float32"
-) -> str | None:
+def why_not_torch(job: Job, place: Place, form: Mapping[str, bool], dtype: str) -> str | None:
     """Returns why torch lacks this implementation here, or None: tries a step on one element."""
     if (reason := _why_not_installed("torch")) is not None:
         return reason
@@ -86,17 +102,8 @@ def why_not_torch(
     return None
 
 
-def make_optax_step(
-    make: Callable[[Any], Any], weights: Arrays, gradients: GradientSets, device: Any = None
-) -> Contender:
-    """Makes optax's step, compiled by JAX, on copies of the weights.
-
-    Args:
-        make: Makes the optimizer from (optax).
-        weights: The parameters' arrays; JAX's own are donated to each step.
-        gradients: Their gradients.
-        device: From `find_jax_device`; None for JAX's default one.
-    """
+def _make_optax_step(setting: Setting) -> Contender:
+    """Makes optax's step, compiled by JAX, on copies of the weights: JAX's own are donated."""
     import jax
     import optax
 
@@ -105,11 +112,11 @@ def make_optax_step(
         on_host = array.get() if hasattr(array, "get") else array
         return jax.numpy.array(on_host)
 
-    optimizer = make(optax)
+    device, optimizer = find_jax_device(setting.place), setting.job.optax(optax)
     # Not by arrays that are bound to a device: the state is not, so that a step is compiled twice.
     with jax.default_device(device):
-        moved = [copy(weight) for weight in weights]
-        sets = cycle([[copy(gradient) for gradient in of_set] for of_set in gradients])
+        moved = [copy(weight) for weight in setting.weights()]
+        sets = cycle([[copy(gradient) for gradient in of_set] for of_set in setting.gradients])
         state = optimizer.init(moved)
 
     @partial(jax.jit, donate_argnums=(0, 1))
@@ -132,7 +139,7 @@ def make_optax_step(
     def arrays() -> list[Any]:
         return list(jax.tree.leaves(state))
 
-    if device is None or device.platform == "cpu":
+    if device.platform == "cpu":
         return Contender(step_to_its_end, arrays)
     return Contender(step, arrays, finish=finish)
 
@@ -154,11 +161,13 @@ def find_jax_device(place: Place) -> Any:
     return devices[int(index or 0)]
 
 
-def why_not_optax(dtype: str, place: Place) -> str | None:
-    """Returns why optax takes no part, or None."""
+def _why_not_optax(setting: Setting) -> str | None:
+    place = setting.place
+    if setting.is_sparse:
+        return _NO_SPARSE_GRADIENTS
     if (reason := _why_not_installed("optax")) is not None:
         return reason
-    if dtype == "float64":
+    if setting.dtype == "float64":
         return "JAX has float64 in a mode for the whole process only"
     try:
         find_jax_device(place)
@@ -170,14 +179,14 @@ def why_not_optax(dtype: str, place: Place) -> str | None:
     return None
 
 
-def make_thinc_step(weights: Arrays, gradients: GradientSets) -> Contender:
+def _make_thinc_step(setting: Setting) -> Contender:
     """Makes a step of Thinc's Adam: one call for each parameter."""
     from thinc.api import Optimizer
 
     optimizer = Optimizer(RATE, beta1=BETA1, beta2=BETA2, eps=EPSILON, L2=0.0, grad_clip=0.0)
-    sets = cycle(gradients)
+    weights, sets = setting.weights(), cycle(setting.gradients)
     # Thinc sets gradients to 0 in its step.
-    given = [gradient.copy() for gradient in gradients[0]]
+    given = [gradient.copy() for gradient in setting.gradients[0]]
 
     def prepare() -> None:
         for own, gradient in zip(given, next(sets), strict=True):
@@ -190,11 +199,12 @@ def make_thinc_step(weights: Arrays, gradients: GradientSets) -> Contender:
     return Contender(step, lambda: [*optimizer.mom1.values(), *optimizer.mom2.values()], prepare)
 
 
-def why_not_thinc(job: Job, dtype: str) -> str | None:
-    """Returns why Thinc takes no part, or None."""
+def _why_not_thinc(setting: Setting) -> str | None:
+    if setting.is_sparse:
+        return _NO_SPARSE_GRADIENTS
     if (reason := _why_not_installed("thinc")) is not None:
         return reason
-    if job.title != "Adam" or dtype != "float32":
+    if setting.job.title != "Adam" or setting.dtype != "float32":
         return "of these optimizers and types, Thinc has Adam in float32"
     return None
 
@@ -217,3 +227,88 @@ def _to_torch(array: Any) -> Any:
 def _torch_state(optimizer: Any) -> list[Any]:
     arrays = (array for of_one in optimizer.state.values() for array in of_one.values())
     return [array for array in arrays if hasattr(array, "nbytes")]
+
+
+# All of them
+
+
+class Peer(NamedTuple):
+    """A contender that may take part in a task.
+
+    Attributes:
+        name: Its name.
+        make: Makes it.
+        why_not: Returns why it takes no part here, or None.
+        belongs: Whether it is among the contenders of such a task at all.
+    """
+
+    name: str
+    make: Callable[[Setting], Contender]
+    why_not: Callable[[Setting], str | None] = lambda _: None
+    belongs: Callable[[Setting], bool] = lambda _: True
+
+
+def users_peer(name: str, make: StepMaker) -> Peer:
+    """Makes a peer of a user's own contender."""
+
+    def make_step(setting: Setting) -> Contender:
+        return make_users_step(name, make, setting.weights(), list(setting.gradients[0]))
+
+    return Peer(name, make_step)
+
+
+def _make_ours(setting: Setting, compiled: bool = True) -> Contender:
+    return make_our_step(setting.job.ours, setting.weights(), setting.gradients, compiled)
+
+
+def _torchs_peer(name: str, form: Mapping[str, bool], is_sparse: bool = False) -> Peer:
+    def make(setting: Setting) -> Contender:
+        make_optimizer = partial(setting.job.torch, form=form)
+        return make_torch_step(make_optimizer, setting.weights(), setting.gradients)
+
+    def why_not(setting: Setting) -> str | None:
+        # SparseAdam takes no dense gradient to try; torch has it wherever it has Adam.
+        job = JOBS["adam"] if is_sparse else setting.job
+        return why_not_torch(job, setting.place, form, setting.dtype)
+
+    return Peer(name, make, why_not, lambda setting: setting.is_sparse == is_sparse)
+
+
+def _make_kernel_each(setting: Setting) -> Contender:
+    xp = setting.place.xp
+    return make_elementwise_step(setting.job, xp, setting.weights(), setting.gradients)
+
+
+def _has_kernel_each(setting: Setting) -> bool:
+    has_kernels = hasattr(setting.place.xp, "ElementwiseKernel")
+    return has_kernels and setting.dtype in ("float32", "float64") and not setting.is_sparse
+
+
+def _make_arrays(setting: Setting) -> Contender:
+    return make_naive_step(setting.job, setting.place.xp, setting.weights(), setting.gradients)
+
+
+def _why_not_arrays(setting: Setting) -> str | None:
+    if setting.dtype == "float16" and "v" in setting.job.state:
+        return "in float16, Adam's epsilon is 0, and so its steps are infinite"
+    on_gpu = not (setting.place.on_host or setting.is_sparse)
+    if on_gpu and len(setting.shapes) > _MOST_NAIVE:
+        return "it would launch a hundred thousand kernels in each step"
+    return None
+
+
+PEERS: Sequence[Peer] = (
+    Peer("gpuopt", _make_ours),
+    Peer(
+        NUMPY_ALONE,
+        partial(_make_ours, compiled=False),
+        lambda _: None if compiler() else _NOT_COMPILED,
+        lambda setting: setting.place.on_host,
+    ),
+    *(_torchs_peer(name, form) for name, form in TORCH_FORMS.items()),
+    _torchs_peer("torch sparse", {}, is_sparse=True),
+    Peer("optax jit", _make_optax_step, _why_not_optax),
+    Peer("Thinc", _make_thinc_step, _why_not_thinc),
+    Peer("a kernel for each parameter", _make_kernel_each, belongs=_has_kernel_each),
+    Peer(ARRAYS, _make_arrays, _why_not_arrays),
+)

@@ -13,6 +13,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from gpuopt.atomic_file import replace_file
+from gpuopt.bench.jobs import JOBS, LAZY_ADAM
 
 FORMAT = 1
 # Of times, in the order in which tables show them; see `Figures.times`.
@@ -191,10 +192,12 @@ def warn_of_spread(contenders: Sequence[str]) -> str:
 
 
 def name_optimizer(run_name: str, run: Run) -> str:
-    """Returns the class that was timed, without "Optimizer"; for sparse rows, adam is LazyAdam."""
+    """Returns the title of the optimizer that was timed; for sparse rows, adam is LazyAdam."""
     _, job_name, *_ = run_name.split("/")
     is_sparse = any("torch sparse" in names for names in (run.contenders, run.left_out))
-    return "LazyAdam" if is_sparse and job_name == "adam" else job_name.title().replace("_", "")
+    if is_sparse and job_name == "adam":
+        return LAZY_ADAM.title
+    return JOBS[job_name].title if job_name in JOBS else job_name
 
 
 def describe_run(name: str, run: Run) -> str:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 import gpuopt
-from gpuopt.backends.cpu.compiler import compiler
-from gpuopt.bench.contenders import (
-    Contender,
-    StepMaker,
-    make_elementwise_step,
-    make_naive_step,
-    make_our_step,
-    make_users_step,
-)
+from gpuopt.bench.contenders import Contender, Setting, StepMaker
 from gpuopt.bench.jobs import JOBS, LAZY_ADAM, Job, Place
 from gpuopt.bench.models import (
     Shapes,
@@ -30,16 +22,7 @@ from gpuopt.bench.models import (
     list_llama_layer_shapes,
     list_resnet50_shapes,
 )
-from gpuopt.bench.peers import (
-    TORCH_FORMS,
-    find_jax_device,
-    make_optax_step,
-    make_thinc_step,
-    make_torch_step,
-    why_not_optax,
-    why_not_thinc,
-    why_not_torch,
-)
+from gpuopt.bench.peers import PEERS, Peer, users_peer
 
 DTYPES: Mapping[str, Any] = {
     "float16": np.float16,
@@ -47,17 +30,12 @@ DTYPES: Mapping[str, Any] = {
     "float32": np.float32,
     "float64": np.float64,
 }
-# The contender that is gpuopt without compiled rules.
-NUMPY_ALONE = "gpuopt, numpy alone"
-_NOT_COMPILED = "that is gpuopt, as no C++ compiler was found"
-ARRAYS = "array operations"
-# With more tensors than this, array operations on a GPU take a second for each step.
-_MOST_NAIVE = 1000
 # Of each type, the arrays that contenders have at most beside weights and slots.
 _MOST_CONTENDERS, _GRADIENTS, _TEMPORARIES = 7, 3, 3
 # What has sparse gradients: Adam stands for LazyAdam.
 _SPARSE_JOBS = ("adam", "adagrad")
-_NO_SPARSE_GRADIENTS = "it has no sparse gradients"
+# (rows, values) for each table.
+_Drawn = list[tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -214,133 +192,57 @@ def make_contenders(
     Raises:
         ContenderError: a user's contender makes no step.
     """
-    return _make_all(*_list_candidates(task, JOBS[job_name], dtype, place, users))
+    return _make(task, JOBS[job_name], dtype, place, [*PEERS, *starmap(users_peer, users)])
 
 
 def make_chosen(task: Task, job: Job, place: Place, names: Collection[str]) -> Made:
     """Makes the contenders of some names, in float32; the others are not looked for."""
-    bytes_moved, candidates = _list_candidates(task, job, "float32", place, ())
-    return _make_all(bytes_moved, [each for each in candidates if each.name in names])
+    return _make(task, job, "float32", place, [peer for peer in PEERS if peer.name in names])
 
 
-class _Candidate(NamedTuple):
-    """A contender that may be made.
-
-    Attributes:
-        name: Its name.
-        make: Makes it.
-        why_not: Returns why it takes no part, or None.
-    """
-
-    name: str
-    make: Callable[[], Contender]
-    why_not: Callable[[], str | None] = lambda: None
-
-
-def _make_all(bytes_moved: int, candidates: Sequence[_Candidate]) -> Made:
-    made = Made(bytes_moved, {}, {})
-    for name, make, why_not in candidates:
-        if (reason := why_not()) is None:
-            made.contenders[name] = make()
+def _make(task: Task, job: Job, dtype: str, place: Place, peers: Sequence[Peer]) -> Made:
+    drawn = _draw_lookups(task) if task.lookups else None
+    job = LAZY_ADAM if drawn and job.title == "Adam" else job
+    gradients = [_make_gradients(task, drawn, dtype, place) for _ in range(task.gradient_sets)]
+    setting = Setting(job, dtype, place, task.shapes, gradients)
+    made = Made(_count_bytes_moved(task, drawn, job, dtype), {}, {})
+    for peer in peers:
+        if not peer.belongs(setting):
+            continue
+        if (reason := peer.why_not(setting)) is None:
+            made.contenders[peer.name] = peer.make(setting)
         else:
-            made.left_out[name] = reason
+            made.left_out[peer.name] = reason
     return made
 
 
-def _list_candidates(
-    task: Task, job: Job, dtype: str, place: Place, users: Sequence[tuple[str, StepMaker]]
-) -> tuple[int, list[_Candidate]]:
-    """Returns how many bytes a step moves at least, and what may do it."""
-    xp, kind = place.xp, np.dtype(DTYPES[dtype])
-    if task.lookups and job.title == "Adam":
-        job = LAZY_ADAM
-    drawn = _draw_lookups(task) if task.lookups else None
-    gradients = [
-        [_make_gradient(xp, shape, kind) for shape in task.shapes]
-        if drawn is None
-        # Arrays of their own: else a cache would have the gradients of equal tables but the first.
-        else [
-            gpuopt.IndexedSlices(xp.asarray(values.copy()), xp.asarray(rows.copy()))
-            for rows, values in drawn
-        ]
-        for _ in range(task.gradient_sets)
+def _make_gradients(task: Task, drawn: _Drawn | None, dtype: str, place: Place) -> list[Any]:
+    xp = place.xp
+    if drawn is None:
+        return [_make_gradient(xp, shape, np.dtype(DTYPES[dtype])) for shape in task.shapes]
+    # Arrays of their own: else a cache would have the gradients of equal tables but the first.
+    return [
+        gpuopt.IndexedSlices(xp.asarray(values.copy()), xp.asarray(rows.copy()))
+        for rows, values in drawn
     ]
 
-    def weights() -> list[Any]:
-        return [xp.ones(shape, dtype=kind) for shape in task.shapes]
 
-    def ours(compiled: bool = True) -> Contender:
-        return make_our_step(job.ours, weights(), gradients, compiled)
+def _count_bytes_moved(task: Task, drawn: _Drawn | None, job: Job, dtype: str) -> int:
+    """Counts what a step reads and writes at least.
 
-    def torchs(form: Mapping[str, bool]) -> Contender:
-        return make_torch_step(partial(job.torch, form=form), weights(), gradients)
-
-    def users_own(name: str, make: StepMaker) -> Contender:
-        return make_users_step(name, make, weights(), gradients[0])
-
-    def optaxs() -> Contender:
-        return make_optax_step(job.optax, weights(), gradients, find_jax_device(place))
-
-    def thincs() -> Contender:
-        return make_thinc_step(weights(), gradients)
-
-    def alone() -> str | None:
-        return None if compiler() else _NOT_COMPILED
-
-    def no_rows() -> str | None:
-        return _NO_SPARSE_GRADIENTS if task.lookups else None
-
-    # torch has SparseAdam wherever it has Adam.
-    of_torch = JOBS["adam"] if task.lookups else job
-    forms = {"torch sparse": {}} if task.lookups else TORCH_FORMS
-    candidates = [
-        _Candidate("gpuopt", ours),
-        *([_Candidate(NUMPY_ALONE, partial(ours, False), alone)] if place.on_host else []),
-        *(
-            _Candidate(
-                title, partial(torchs, form), partial(why_not_torch, of_torch, place, form, dtype)
-            )
-            for title, form in forms.items()
-        ),
-        _Candidate("optax jit", optaxs, lambda: no_rows() or why_not_optax(dtype, place)),
-        _Candidate("Thinc", thincs, lambda: no_rows() or why_not_thinc(job, dtype)),
-    ]
-    if hasattr(xp, "ElementwiseKernel") and dtype in ("float32", "float64") and not task.lookups:
-        candidates.append(
-            _Candidate(
-                "a kernel for each parameter",
-                lambda: make_elementwise_step(job, xp, weights(), gradients),
-            )
-        )
-    candidates.append(
-        _Candidate(
-            ARRAYS,
-            lambda: make_naive_step(job, xp, weights(), gradients),
-            lambda: _why_not_arrays(task, job, dtype, place),
-        )
-    )
-    candidates += [_Candidate(name, partial(users_own, name, make)) for name, make in users]
-    # A step reads and writes the weight and the state, and reads the gradient; of tables, only the
-    # rows that have one.
+    These are the weight and the state, which it reads and writes, and the gradient; of tables, only
+    the rows that have one.
+    """
     arrays = 2 * (1 + len(job.state))
     if drawn is None:
-        return task.num_parameters * itemsize(dtype) * (1 + arrays), candidates
-    moved = sum(
+        return task.num_parameters * itemsize(dtype) * (1 + arrays)
+    return sum(
         values.nbytes + rows.nbytes + arrays * np.unique(rows).size * values[0].nbytes
         for rows, values in drawn
     )
-    return moved, candidates
 
 
-def _why_not_arrays(task: Task, job: Job, dtype: str, place: Place) -> str | None:
-    if dtype == "float16" and "v" in job.state:
-        return "in float16, Adam's epsilon is 0, and so its steps are infinite"
-    if not (place.on_host or task.lookups) and len(task.shapes) > _MOST_NAIVE:
-        return "it would launch a hundred thousand kernels in each step"
-    return None
-
-
-def _draw_lookups(task: Task) -> list[tuple[np.ndarray, np.ndarray]]:
+def _draw_lookups(task: Task) -> _Drawn:
     """Returns (rows, values) for each table."""
     drawn = {
         (height, width): draw_lookups((height, width), task.lookups)

@@ -34,6 +34,7 @@ from gpuopt.bench.models import (
     list_llama_layer_shapes,
     list_resnet50_shapes,
 )
+from gpuopt.bench.peers import NUMPY_ALONE
 from gpuopt.bench.profiler import Calls, sum_calls
 from gpuopt.bench.report import print_comparison, print_growth, print_run
 from gpuopt.bench.results import (
@@ -49,7 +50,6 @@ from gpuopt.bench.results import (
 from gpuopt.bench.sampling import take_samples
 from gpuopt.bench.workloads import (
     DTYPES,
-    NUMPY_ALONE,
     Task,
     list_growing_tasks,
     list_tasks,
@@ -169,7 +169,7 @@ def test_a_torch_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(peers, "find_spec", lambda name: name)
     torch = SimpleNamespace(float32=None, ones=refuse)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    reason = peers.why_not_torch(JOBS["adam"], Place(np, "cuda:0"), {})
+    reason = peers.why_not_torch(JOBS["adam"], Place(np, "cuda:0"), {}, "float32")
     assert reason == "Torch not compiled with CUDA enabled"
 
 

@@ -10,7 +10,7 @@ from bench import step_path
 from bench.harness import Workload, take_samples
 from bench.workloads import TARGETS, offer_host_workloads
 from gpuopt.bench.contenders import Contender, compiled_as_now
-from gpuopt.bench.workloads import NUMPY_ALONE
+from gpuopt.bench.peers import NUMPY_ALONE
 
 
 def test_targets_are_of_workloads_with_names_of_their_own() -> None:

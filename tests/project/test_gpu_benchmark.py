@@ -31,7 +31,7 @@ from bench.gpu_harness import measure
 from bench.harness import Workload, make_run, write_results
 from bench.targets import Target, find_measured, is_missed, judge
 from bench.workloads import GPU_TARGETS, offer_gpu_workloads
-from gpuopt.bench import workloads as gpu_tasks
+from gpuopt.bench import peers
 from gpuopt.bench.clock import HostClock
 from gpuopt.bench.contenders import (
     make_elementwise_step,
@@ -53,11 +53,10 @@ from gpuopt.bench.jobs import (
 from gpuopt.bench.machine import describe_commit
 from gpuopt.bench.measure import Bench
 from gpuopt.bench.models import draw_lookups
-from gpuopt.bench.peers import make_torch_step
+from gpuopt.bench.peers import NUMPY_ALONE, make_torch_step
 from gpuopt.bench.profiler import profile
 from gpuopt.bench.report import print_run
 from gpuopt.bench.results import Run, make_figures, read_results
-from gpuopt.bench.workloads import NUMPY_ALONE
 
 pytestmark = pytest.mark.internal
 
@@ -250,7 +249,7 @@ def test_every_workload_runs_and_is_judged(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("emulated_gpus", "short_samples")
 def test_every_workload_runs_on_arrays_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves torch out, which cannot use the stand-in's arrays."""
-    monkeypatch.setattr(gpu_tasks, "why_not_torch", lambda *_: "not on this one")
+    monkeypatch.setattr(peers, "why_not_torch", lambda *_: "not on this one")
     for offer in offer_gpu_workloads(Place(fake_cupy, "cpu"), resize=make_tiny):
         run = run_offer(offer, HostClock(), 1e9, seconds=0)
         assert set(run.contenders) == {"gpuopt", "array operations"}
