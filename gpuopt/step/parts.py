@@ -137,9 +137,9 @@ def _copy_what_is_overwritten(units: Sequence[Unit]) -> None:
         plans = [batch.plan for unit in of_device for _, batch in unit]
         if len(plans) == 1:
             continue
-        arrays = [
-            array for unit in of_device for part, batch in unit for array in part.arrays(batch)
-        ]
+        # What is read alone and first is read before anything is written.
+        later = of_device[1:] if len(of_device[0]) == 1 else of_device
+        arrays = [array for unit in later for part, batch in unit for array in part.arrays(batch)]
         # Most calls have none: one look at all of them is quicker than one at each.
         if not backend.overlapping(plans, arrays):
             continue

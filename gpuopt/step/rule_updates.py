@@ -187,14 +187,16 @@ class RuleUpdates:
 
     @computed_once
     def num_elements(self) -> int:
-        optimizer = self._optimizer
+        number, optimizer = 0, self._optimizer
         every_row = optimizer.rule_of_other_rows is not None and not optimizer.catch_up
-        return sum(
-            part.gradients[0].values.size
-            if part.is_sparse and not every_row
-            else sum(variable.size for variable in part.variables())
-            for part in self._parts
-        )
+        for part in self._parts:
+            if part.is_sparse and not every_row:
+                number += part.gradients[0].values.size
+            elif part.group is not None:
+                number += part.group.num_elements
+            else:
+                number += sum(variable.size for variable in part.variables())
+        return number
 
     def refuse_shared_memory(self, counter: Variable | None) -> None:
         if len(self._parts) == 1 and counter is None and self._parts[0].group is not None:
