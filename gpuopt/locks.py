@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import compress
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -31,11 +31,11 @@ _LONGEST_SLEEP_S = 1.0
 _release = methodcaller("release")
 
 
-class _Exit:
+class _Exit(property):
     """`__exit__` of a `Lock`: that of the built-in lock inside."""
 
-    def __get__(self, instance: Lock | None, owner: type) -> Callable[..., Any]:
-        return self if instance is None else instance._lock.__exit__
+    def __init__(self) -> None:
+        super().__init__(attrgetter("_lock.__exit__"))
 
     def __call__(self, instance: Lock, *error: Any) -> None:  # by an ExitStack
         instance._lock.__exit__(*error)

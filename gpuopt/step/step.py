@@ -173,7 +173,7 @@ class Step:
         this_thread = self._optimizer.this_thread
         outer = vars(this_thread).copy()
         report = self._report
-        as_step = profiling_range(self.name) if gpu_backends else _nothing
+        as_step = gpu_backends[0].profiling_range(self.name) if gpu_backends else _nothing
         with (
             later or _nothing,
             as_step if report is None else report.watch_step(self.name, self._began),

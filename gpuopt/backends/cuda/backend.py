@@ -476,5 +476,6 @@ class CudaBackend:
 
     def _flag_array(self, refused: Any) -> Any:
         flag = self._unset_flag if refused is None else refused
-        self.row_flags.settle(flag)
+        if flag.unchecked is not None:
+            self.row_flags.settle(flag)
         return flag.array

@@ -50,7 +50,7 @@ class DenseLaunch:
     def point_to_version(self, version: int | None) -> bool:
         """Points to gradients that had this version before; returns False if none had."""
         found = None if version is None else self._lists.get(self._versions.get(version, b""))
-        if found is not None:
+        if found is not None and found is not self._current:
             self._point_to(found)
         return found is not None
 

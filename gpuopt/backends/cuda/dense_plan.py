@@ -212,7 +212,8 @@ class DensePlan:
         Returns:
             (the launch, arrays to keep until it is enqueued).
         """
-        self.fill_stand_ins()
+        if self._stand_ins:
+            self.fill_stand_ins()
         key = self._launcher.stream(), rule, sums is not None, gradients[0].dtype
         update = self._launches.pop(key, None)
         given = {} if sums is None else {"sums": sums}
@@ -257,7 +258,8 @@ class DensePlan:
         if len(self._launches) == MOST_STREAMS and update.key not in self._launches:
             del self._launches[next(iter(self._launches))]
         self._launches[update.key] = update
-        self.copy_stand_ins_back()
+        if self._stand_ins:
+            self.copy_stand_ins_back()
 
     def copy_stand_ins_back(self) -> None:
         """Copies stand-ins to the arrays that they stand in for, after an update."""

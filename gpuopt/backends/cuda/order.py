@@ -71,7 +71,8 @@ class UpdateOrder:
         before = [last] if last is not None and is_same else _distinct(updated)
         step = self.in_flight.begin_update(before) if is_step and self.in_flight.is_needed else 0
         for each in before:
-            self._wait(each, stream)
+            if each.stream != stream:
+                self._wait(each, stream)
             for reader, event in each.reads.items():
                 if reader != stream:
                     self._launcher.wait(event)
@@ -106,7 +107,7 @@ class UpdateOrder:
             for identity in updated:
                 identity.last_update = last
 
-    def end(self, last: LastUpdate, kept: Sequence[Any] = (), read: Iterable[Updated] = ()) -> None:
+    def end(self, last: LastUpdate, kept: Sequence[Any] = (), read: Sequence[Updated] = ()) -> None:
         """Records the end of an update on the current stream, where it has been enqueued.
 
         Args:
@@ -118,8 +119,10 @@ class UpdateOrder:
         # Not the last event again, which what is held may be waiting for.
         again = None if self.in_flight.holds else last.event
         last.event = self._launcher.record(again)
-        _note_reading(read, stream, last.event)
-        self.hold(kept, last.event)
+        if read:
+            _note_reading(read, stream, last.event)
+        if self.in_flight.holds:
+            self.hold(kept, last.event)
 
     def hold(self, kept: Sequence[Any], event: Event | None = None) -> None:
         """Keeps objects alive until an event, or else the current stream's work so far, is done."""
