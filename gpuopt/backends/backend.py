@@ -21,6 +21,9 @@ from gpuopt.rules.update_rule import UpdateRule
 Array = Any
 Scalars = Mapping[str, "np.floating[Any]"]
 
+# Of the rows of a sparse gradient.
+INDEX_DTYPES = frozenset(map(np.dtype, (np.int32, np.int64)))
+
 
 class Updated(Protocol):
     """Something whose updates are put in order: a variable's or slot's identity.
@@ -103,6 +106,13 @@ class DensePlan(Protocol):
 
         Returns:
             The version: it is the same number only as long as the gradients are the same arrays.
+        """
+
+    def accept_rows(self, values: Any, indices: Any) -> tuple[int, ...] | None:
+        """Returns the shape of the only variable if arrays are a sparse gradient for it, else None.
+
+        They are plain arrays on this device, of `INDEX_DTYPES` and the variable's dtype. Rows are
+        within range, unless the device checks them later.
         """
 
 

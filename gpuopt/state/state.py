@@ -599,12 +599,8 @@ class State:
                 each.bring_up()
         return [(each, each._known.item()) for each in others if type(each) is HostScalar]
 
-    def host_scalars(self) -> list[HostScalar]:
-        """Lists the scalars that the host computes with."""
-        return [other for other in self.others().values() if isinstance(other, HostScalar)]
-
     def scalars_of_steps(self) -> list[HostScalar]:
-        """Lists those of `host_scalars` that steps change: not what a wrapper keeps beside them."""
+        """Lists the scalars that steps change on the host: not what a wrapper keeps beside them."""
         beside = () if self.beside is None else self.beside.others
         others = [other for name, other in self.others().items() if name not in beside]
         return [other for other in others if isinstance(other, HostScalar)]

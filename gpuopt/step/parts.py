@@ -66,6 +66,8 @@ class Part:
 
     def check(self, optimizer: RuleOptimizer, takes_wide: bool) -> None:
         """Raises what is wrong with a gradient, and gives all the form that the group takes."""
+        if self.is_sparse and self.group is not None and self._fits(self.group):
+            return
         group = None if self.is_sparse else self.group
         if group is not None:
             self.versions = group.accept(self.gradients)
@@ -75,6 +77,17 @@ class Part:
         self.gradients = checked_gradients(list(self.pairs()), self.numbers, dtypes, takes_wide)
         if group is not None:
             self.versions = group.accept(self.gradients)
+
+    def _fits(self, group: Group) -> bool:
+        """Whether the sparse gradient needs no other check; it gets the variable's shape."""
+        [slices], [batch] = self.gradients, group.batches
+        values, indices, most = slices.values, slices.indices, batch.backend.most_rows
+        shape = batch.plan.accept_rows(values, indices)
+        if shape is None or group.constrained or (most is not None and len(indices) > most):
+            return False
+        if slices.dense_shape is None:
+            self.gradients = [slices.replace(values, indices, shape)]
+        return slices.dense_shape in (None, shape)
 
     def identities(self) -> Iterable[Identity]:
         if self.group is not None:

@@ -97,23 +97,28 @@ class RuleUpdates:
 
     def _take(self, plan: StepPlan, variables: Sequence[Any], gradients: Sequence[Any]) -> bool:
         """Divides the pairs as in an earlier step; returns whether its plan is still valid."""
-        optimizer = self._optimizer
+        optimizer, num_elements = self._optimizer, 0
         version = optimizer.state.version.number
         for group, is_sparse, is_averaged, choice, positions, select in plan.parts:
             now = self._version_with_averages() if is_averaged else version
             if group.state_version != now:
                 self._parts.clear()
                 return False
-            given = select(variables)
+            given, mine = select(variables), select(gradients)
             if is_sparse:
-                self._note_sparse(as_variable(given[0]))
+                self.has_rows_on_a_gpu |= group.batches[0].device.kind == "gpu"
+                if optimizer.catch_up:
+                    refuse_unseen_reads(as_variable(given[0]), optimizer.state)
+            if is_sparse and not optimizer._updates_all_rows():
+                num_elements += mine[0].values.size
+            else:
+                num_elements += group.num_elements
             rule, _ = optimizer._rule_of_call(given, is_sparse, None)
-            part = Part(rule, given, select(gradients), positions, group, is_averaged, choice)
+            part = Part(rule, given, mine, positions, group, is_averaged, choice)
             self._parts.append(part)
         if len(plan.parts) == 1 and len(group.batches) == 1:
             self._units = [[(part, group.batches[0])]]
-            if not is_sparse:
-                self.num_elements = group.num_elements
+        self.num_elements = num_elements
         return True
 
     def _remember(self, variables: Sequence[Any], kinds: Sequence[type]) -> None:
@@ -151,7 +156,9 @@ class RuleUpdates:
                 continue
             as_passed = given[position][1]
             if isinstance(gradient, IndexedSlices):
-                self._note_sparse(variable)
+                if optimizer.catch_up:
+                    refuse_unseen_reads(variable, optimizer.state)
+                self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
                 self._add_part([as_passed], [gradient], [position], is_sparse=True)
             else:
                 checked = checked_gradient(
@@ -586,11 +593,6 @@ class RuleUpdates:
                 unpack_pair(position, pair)
             part.check(optimizer, self.request.takes_wide)
         self._parts.append(part)
-
-    def _note_sparse(self, variable: Variable) -> None:
-        if self._optimizer.catch_up:
-            refuse_unseen_reads(variable, self._optimizer.state)
-        self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
 
     def _version_with_averages(self) -> int:
         """Returns the present `Group.state_version` of plans that also write averages."""

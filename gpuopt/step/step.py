@@ -546,8 +546,7 @@ class Step:
     def _undoing(self, updates: Updates) -> Undo:
         """Called before the step: returns a function that undoes the host's part of it."""
         state, host_counts = self._optimizer.state, updates.gpu_decides is None
-        scalars = state.host_scalars() if host_counts else []
-        kept = [(scalar, scalar.numpy()) for scalar in scalars]
+        kept = state.copy_host_scalars() if host_counts else []
         # What is undone lives until the GPU has checked the rows: not so the step's gradients.
         created, forgets = updates.created, [*updates.forgets, *self._forget_additions]
         counted = self._counters_to_undo if host_counts else []

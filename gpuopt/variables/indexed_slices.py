@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from gpuopt.backends import backend_for, refuse_masked, to_device
+from gpuopt.backends.backend import INDEX_DTYPES
 from gpuopt.device import Device, device_of
 from gpuopt.variables.operators import reading, storage_of
-
-_INDEX_DTYPES = frozenset(map(np.dtype, (np.int32, np.int64)))
 
 
 class IndexedSlices:
@@ -28,6 +28,11 @@ class IndexedSlices:
     """
 
     __slots__ = ("_dense_shape", "_indices", "_values")
+
+    # Steps read them, several times each: these take no call of Python's.
+    values: Any = property(attrgetter("_values"))
+    indices: Any = property(attrgetter("_indices"))
+    dense_shape: tuple[int, ...] | None = property(attrgetter("_dense_shape"))  # type: ignore
 
     def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
         """Keeps the arrays that are given; lists become arrays.
@@ -97,7 +102,7 @@ class IndexedSlices:
         values, indices = self._values, self._indices
         if values.dtype.kind in "OSUMm":
             raise TypeError(f"IndexedSlices values must be numbers, got dtype {values.dtype}")
-        if indices.dtype not in _INDEX_DTYPES:
+        if indices.dtype not in INDEX_DTYPES:
             raise TypeError(f"IndexedSlices indices must be int32 or int64, got {indices.dtype}")
         if indices.ndim != 1:
             raise ValueError(
@@ -125,18 +130,6 @@ class IndexedSlices:
         slices = object.__new__(IndexedSlices)
         slices._values, slices._indices, slices._dense_shape = values, indices, dense_shape
         return slices
-
-    @property
-    def values(self) -> Any:
-        return self._values
-
-    @property
-    def indices(self) -> Any:
-        return self._indices
-
-    @property
-    def dense_shape(self) -> tuple[int, ...] | None:
-        return self._dense_shape
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt import environment
-from gpuopt.backends.backend import Target, compute_type
+from gpuopt.backends.backend import INDEX_DTYPES, Target, compute_type
 from gpuopt.backends.cpu.bundles import bundles
 from gpuopt.backends.cpu.chunks import Chunks, chunk_length
 from gpuopt.backends.cpu.compiled_update import CompiledUpdate
@@ -137,6 +137,22 @@ class DensePlan:
                 return None
         # The same version for all arrays: their addresses and strides are read in each step.
         return 0
+
+    def accept_rows(self, values: Any, indices: Any) -> tuple[int, ...] | None:
+        """Returns the shape of the only variable if this is a sparse gradient for it, else None."""
+        [shape] = self._shapes
+        if not (
+            type(values) is type(indices) is np.ndarray
+            and values.dtype == self._dtype
+            and indices.dtype in INDEX_DTYPES
+            and indices.ndim == 1
+            and values.shape == (*indices.shape, *shape[1:])
+        ):
+            return None
+        # As unsigned numbers, negative ones are greater than all others.
+        unsigned = indices.view(f"u{indices.itemsize}")
+        is_within = shape and (not unsigned.size or unsigned.max() < shape[0])
+        return shape if is_within else None
 
     @computed_once
     def alone(self) -> DensePlan:

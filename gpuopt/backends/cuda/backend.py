@@ -322,7 +322,8 @@ class CudaBackend:
                 for update in updates:
                     plan = update.plan
                     if plan.num_variables:
-                        plan.fill_stand_ins()
+                        if plan.has_stand_ins:
+                            plan.fill_stand_ins()
                         table = self._table(update)
                         by_width.setdefault(plan.width, []).append(table)
                         if update.catch_up is not None:
@@ -346,7 +347,8 @@ class CudaBackend:
                         workspace.prepared(kind, prepare).start(some, *given, number)
                 self._workspaces.put_back(workspace)
                 for plan in plans:
-                    plan.copy_stand_ins_back()
+                    if plan.has_stand_ins:
+                        plan.copy_stand_ins_back()
             finally:
                 self._order.end(last, used, flags)
 

@@ -15,12 +15,14 @@ from gpuopt.backends.cuda.sorted_tables import Table
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches
 from gpuopt.backends.cuda.structs import Arrays
 from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.computed_once import computed_once
 from gpuopt.rules.slot_codes import BLOCK
 
 
 class CodedLaunches(SparseLaunches):
     """The launches for tables of one kind, on one stream; their blocks end at rows."""
 
+    @computed_once
     def _row_bytes(self) -> list[int]:
         width, num_slots = self._kind.tables.width, len(self._kind.rule.slots)
         of_scales = self._blocks_per_row() * np.dtype(np.float32).itemsize

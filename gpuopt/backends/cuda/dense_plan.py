@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from gpuopt.backends.backend import Scalars, Target, Updated
+from gpuopt.backends.backend import INDEX_DTYPES, Scalars, Target, Updated
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_launch import MOST_LISTS, DenseLaunch
 from gpuopt.backends.cuda.in_flight import LastUpdate
@@ -97,7 +97,8 @@ class DensePlan:
         # (array, its contiguous stand-in)
         self._stand_ins: list[tuple[Any, Any]] = []
         flat = [[self._contiguous(array) for array in of_variable] for of_variable in arrays]
-        self.new_memory = _NewMemory() if self._stand_ins else None
+        self.has_stand_ins = bool(self._stand_ins)
+        self.new_memory = _NewMemory() if self.has_stand_ins else None
         self.updated = (*updated, self.new_memory) if self.new_memory is not None else updated
         self.memory = targets, flat
         self._sizes = np.array([of_variable[0].size for of_variable in flat], np.int64)
@@ -149,6 +150,21 @@ class DensePlan:
         self._accepted = [_Accepted(ids, watched, version), *others[: MOST_LISTS - 1]]
         return version
 
+    def accept_rows(self, values: Any, indices: Any) -> tuple[int, ...] | None:
+        """See `Backend`'s `DensePlan`: a kernel checks that rows are within range."""
+        [shape], array = self._shapes, self._launcher.xp.ndarray
+        if not (
+            type(values) is type(indices) is array
+            and self._launcher.owns((values, indices))
+            and values.dtype == self.dtype
+            and indices.dtype in INDEX_DTYPES
+            and indices.ndim == 1
+            and shape
+            and values.shape == (*indices.shape, *shape[1:])
+        ):
+            return None
+        return tuple(shape)
+
     def measured(self, positions: Sequence[int], bounds: Sequence[float]) -> np.ndarray[Any, Any]:
         """Returns `MeasuredVariable` for variables that have elements, with the bounds of each.
 
@@ -159,12 +175,12 @@ class DensePlan:
         # What is beside a variable comes last.
         return np.column_stack((numbers, self._addresses[numbers][:, [0, -1]], bits))
 
-    @property
+    @computed_once
     def width(self) -> int:
         """How many elements a row of the only variable has."""
         return math.prod(self._shapes[0][1:])
 
-    @property
+    @computed_once
     def height(self) -> int:
         """How many rows the only variable has."""
         return self._shapes[0][0]  # type: ignore[no-any-return]
@@ -212,7 +228,7 @@ class DensePlan:
         Returns:
             (the launch, arrays to keep until it is enqueued).
         """
-        if self._stand_ins:
+        if self.has_stand_ins:
             self.fill_stand_ins()
         key = self._launcher.stream(), rule, sums is not None, gradients[0].dtype
         update = self._launches.pop(key, None)
@@ -258,7 +274,7 @@ class DensePlan:
         if len(self._launches) == MOST_STREAMS and update.key not in self._launches:
             del self._launches[next(iter(self._launches))]
         self._launches[update.key] = update
-        if self._stand_ins:
+        if self.has_stand_ins:
             self.copy_stand_ins_back()
 
     def copy_stand_ins_back(self) -> None:

@@ -41,7 +41,8 @@ class LaunchSequence:
             **arguments: New values; those that are not named stay as they were.
         """
         for name, given in arguments.items():
-            if not _is_same(self._last.get(name, self), given):
+            before = self._last.get(name, self)
+            if before is not given and not (isinstance(given, tuple) and before == given):
                 for launch in self._takers.get(name, ()):
                     launch.replace(**{name: given})
                 self._last[name] = given
@@ -53,7 +54,3 @@ class LaunchSequence:
         finally:
             for launch, parameter in self._readers:
                 launch.forget(parameter)
-
-
-def _is_same(before: Any, given: Any) -> bool:
-    return before is given or (isinstance(given, tuple) and before == given)

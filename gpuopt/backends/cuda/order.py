@@ -39,7 +39,8 @@ class UpdateOrder:
         """Makes the current stream wait for the last updates of these identities."""
         stream = self.in_flight.current_stream()
         for last in _distinct(updated):
-            self._wait(last, stream)
+            if last.stream != stream:
+                self._wait(last, stream)
 
     def end_reading(self, read: Iterable[Updated], kept: Sequence[Any] = ()) -> None:
         """Makes the next updates of these identities wait for the current stream's work so far.

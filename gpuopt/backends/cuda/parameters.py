@@ -240,6 +240,10 @@ class Struct:
             return tuple(given)
         values: list[Any] = []
         for (name, field), value in zip(self.fields.items(), given, strict=True):
+            # As `Number.to_values` does it, whose call would cost time.
+            if type(field) is Number and type(value) is int and value in field._range:
+                values.append(value)
+                continue
             try:
                 values.extend(field.to_values(value, memory))
             except TypeError as error:

@@ -30,6 +30,7 @@ from gpuopt.backends.cuda.workspace import Constants, Workspace
 from gpuopt.backends.loss_scaling import Decided
 from gpuopt.backends.row_order import ROWS_PER_WORD
 from gpuopt.codecs import Codecs
+from gpuopt.computed_once import computed_once
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -153,7 +154,7 @@ class SparseLaunches:
 
     def _arguments_of(self, tables: Sequence[Table]) -> dict[str, Any]:
         """Returns the arguments that say where gradients, variables, slots and counts are."""
-        steps = self._row_bytes()
+        steps = self._row_bytes
         arrays: list[Arrays] = []
         for table, first_key in zip(tables, self._tables.first_keys, strict=True):
             arrays.append(
@@ -178,8 +179,9 @@ class SparseLaunches:
                 given["late_tables"] = self._late_tables.set(late)
         return given
 
+    @computed_once
     def _row_bytes(self) -> list[int]:
-        """Returns how many bytes a row has, in the variable, in each slot, and beside them."""
+        """How many bytes a row has, in the variable, in each slot, and beside them."""
         rule, codecs, width = self._kind.rule, self._kind.codecs, self._kind.tables.width
         of_slots = [1 if name in rule.row_slots else width for name in rule.slots]
         (var, *beside), slots = codecs.var.dtypes, codecs.slots

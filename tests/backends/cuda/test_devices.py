@@ -1032,7 +1032,7 @@ def test_a_launch_that_fails_leaves_no_row_marked(failing: int) -> None:
         model.apply([1, 2, 1])
     model.optimizer.accept_unfinished_step()
     var, m, v = arrays_of(model.optimizer, model.table)
-    beta1_power, beta2_power = (power.numpy() for power in model.optimizer.state.host_scalars())
+    beta1_power, beta2_power = (power.numpy() for power in model.optimizer.state.scalars_of_steps())
     model.apply([4])
     grad = np.zeros((6, 2), np.float32)
     grad[4] = 1
