@@ -98,6 +98,7 @@ class RuleUpdates:
     def _take(self, plan: StepPlan, variables: Sequence[Any], gradients: Sequence[Any]) -> bool:
         """Divides the pairs as in an earlier step; returns whether its plan is still valid."""
         optimizer, num_elements = self._optimizer, 0
+        every_row = optimizer.rule_of_other_rows is not None and not optimizer.catch_up
         version = optimizer.state.version.number
         for group, is_sparse, is_averaged, choice, positions, select in plan.parts:
             now = self._version_with_averages() if is_averaged else version
@@ -109,7 +110,7 @@ class RuleUpdates:
                 self.has_rows_on_a_gpu |= group.batches[0].device.kind == "gpu"
                 if optimizer.catch_up:
                     refuse_unseen_reads(as_variable(given[0]), optimizer.state)
-            if is_sparse and not optimizer._updates_all_rows():
+            if is_sparse and not every_row:
                 num_elements += mine[0].values.size
             else:
                 num_elements += group.num_elements
