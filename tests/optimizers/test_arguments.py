@@ -127,7 +127,7 @@ def test_what_stands_beside_a_type_is_checked_and_shown_in_help() -> None:
         "    learning_rate: Step size.\n"
         "    momentum: What remains; at least 0 and at most 1.\n"
         '    mode: Say "a", or "b".\n'
-        "    other, "
+        "    on_nonfinite, groups,"
     )
     for shown in (DeclaringOptimizer, DeclaringOptimizer.__init__):
         types = inspect.signature(shown).parameters
@@ -143,6 +143,25 @@ def test_a_subclass_has_the_ranges_of_the_constructor_that_it_extends() -> None:
     Own(0.1, 0.5)
     with pytest.raises(ValueError, match="l1_regularization_strength must be at least 0, got -1"):
         Own(0.1, -1)
+
+
+def test_a_subclass_may_describe_its_arguments_itself() -> None:
+    class Own(gpuopt.AdamOptimizer):
+        """Steps.
+
+        Args:
+            beta1: Mine.
+        """
+
+        def __init__(self, beta1: float, mine: float) -> None:
+            super().__init__(beta1=beta1)
+
+    class Brief(Own):
+        """Steps."""
+
+    assert inspect.getdoc(Own) == "Steps.\n\nArgs:\n    beta1: Mine."
+    described = "Steps.\n\nArgs:\n    beta1: Decay of the gradient's average `m`."
+    assert inspect.getdoc(Brief) == described
 
 
 def test_what_python_cannot_evaluate_of_a_constructor_is_left_alone() -> None:

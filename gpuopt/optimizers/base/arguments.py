@@ -93,6 +93,8 @@ class DecayCommon(Common, total=False):
     decay_variables: Annotated[DecayVariables, _DECAYING]
 
 
+GIVEN_BY_NAME = DecayCommon.__annotations__.keys()
+"""The arguments of all optimizers, and of those with weight decay."""
 GIVEN_ONCE = frozenset({*DecayAdditions.__annotations__, "use_locking"})
 """The arguments that are not hyperparameters. Of those that clip, one that is given is."""
 

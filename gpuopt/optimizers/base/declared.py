@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from types import FunctionType
 from typing import (
@@ -130,27 +130,30 @@ def check_numbers(cls: type[Any], **arguments: Any) -> None:
         check_range(cls, name, value)
 
 
-_ANY_NUMBER = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-
-
 class Documented:
     """A class's docstring, with what its constructor declares as `Args`."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, common: Collection[str]) -> None:
+        """Keeps a docstring.
+
+        Args:
+            text: As the class has it.
+            common: The arguments that `RuleOptimizer` describes.
+        """
         self._text = text
+        self._common = common
 
     def __get__(self, instance: object, owner: type[Any]) -> str:
         given, cleaned = declared(owner), inspect.cleandoc(self._text)
-        if not given:
+        if not given or "\nArgs:\n" in cleaned:
             return cleaned
-        parameters = inspect.signature(owner).parameters.values()
-        names = [each.name for each in parameters if each.kind not in _ANY_NUMBER]
-        own = {name: meaning_of(given[name]) for name in names if name in given}
-        if not own:
+        names = inspect.signature(owner).parameters
+        texts = [f"{name}: {meaning_of(given[name])}" for name in names if name in given]
+        if not texts:
             return cleaned
-        others = ", ".join(name for name in names if name not in own)
-        texts = [f"{name}: {text}" for name, text in own.items()]
-        lines = [_filled(text) for text in [*texts, f"{others}: See `RuleOptimizer`."]]
+        common = [name for name in names if name in self._common and name not in given]
+        texts += [f"{', '.join(common)}: See `RuleOptimizer`."] if common else []
+        lines = map(_filled, texts)
         before, raises, after = cleaned.partition("\n\nRaises:\n")
         return "\n".join([f"{before}\n\nArgs:", *lines]) + raises + after
 
@@ -200,7 +203,8 @@ def _read(init: Any) -> dict[str, Declared]:
     for name, annotation in evaluated(init).items():
         if get_origin(annotation) is Unpack:
             [common] = get_args(annotation)
-            found |= _among(get_type_hints(common, include_extras=True))
+            with suppress(NameError):
+                found |= _among(get_type_hints(common, include_extras=True))
         found |= _among({name: annotation})
     return found
 

@@ -14,6 +14,7 @@ from gpuopt.backends import gpu_backends
 from gpuopt.backends.clips import ClipForm
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import (
+    GIVEN_BY_NAME,
     GIVEN_ONCE,
     Common,
     FullSignature,
@@ -215,7 +216,7 @@ class RuleOptimizer(Optimizer):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if isinstance(text := vars(cls).get("__doc__"), str):
-            cls.__doc__ = Documented(text)  # type: ignore[assignment]
+            cls.__doc__ = Documented(text, GIVEN_BY_NAME)  # type: ignore[assignment]
         show_types_alone(vars(cls).get("__init__"))
         cls._has_own_hooks = hooks_of(cls) != hooks_of(RuleOptimizer)
         cls._has_own_scalars = _scalars_of(cls) != _scalars_of(RuleOptimizer)
