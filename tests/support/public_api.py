@@ -110,10 +110,13 @@ def members_of(name: str, found: type, classes: dict[type, str]) -> Iterator[str
             if member not in vars(base):
                 yield f"{name}.{member}: {as_written(members[member])}"
             else:
-                yield f"{name}.{member}{describe_member(vars(base)[member])}"
+                annotation = inspect.get_annotations(base).get(member)
+                yield f"{name}.{member}{describe_member(vars(base)[member], annotation)}"
 
 
-def describe_member(value: Any) -> str:
+def describe_member(value: Any, annotation: Any) -> str:
+    if isinstance(value, property) and not inspect.isfunction(value.fget):
+        return f": property(self) -> {annotation}"  # a built-in reads it
     if isinstance(value, property):
         is_set = ", can be set" if value.fset else ""
         return f": property{signature_of(value.fget)}{is_set}"
