@@ -5,6 +5,7 @@ Models, optimizers and most contenders are those of `gpuopt bench`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -18,7 +19,8 @@ from bench import autodiff, catch_up, checkpoints, first_step, low_precision, op
 from bench.harness import Offer, Step, Workload
 from bench.targets import Target, list_targets
 from gpuopt.backends import backend_for
-from gpuopt.bench.contenders import make_our_step
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.bench.contenders import compiled_as_now, make_our_step
 from gpuopt.bench.jobs import JOBS, RATE, Place
 from gpuopt.bench.models import LOOKUPS, TABLE, draw_lookups
 from gpuopt.bench.peers import ARRAYS, NUMPY_ALONE, TORCH_FORMS
@@ -81,6 +83,72 @@ def _offer_models() -> Iterator[Offer]:
             )
             make = partial(_make, job_name, task, _HOST, _CONTENDERS)
             yield Offer(name, make, list_targets(name, *limits))
+
+
+# Two arrays of ten: what a first trial measures.
+_BY_HAND = "numpy by hand"
+_SMALL_STEPS = CpuLimits().compiled_steps + 1
+# As in a loop of training, what a step reads is in the caches.
+_AT_ONCE = 100
+
+
+def _offer_small() -> Iterator[Offer]:
+    name = "host_adam_2x10"
+    make = partial(_make_small, "Adam", gpuopt.AdamOptimizer, _adam_by_hand)
+    yield Offer(name, make, list_targets(name, {_BY_HAND: 2.2}, {_BY_HAND: 3.5}))
+    name = "host_sgd_2x10"
+    make = partial(_make_small, "SGD", gpuopt.GradientDescentOptimizer, _sgd_by_hand)
+    yield Offer(name, make, list_targets(name, {_BY_HAND: 6.0}))
+
+
+def _make_small(
+    title: str,
+    ours: Callable[[float], gpuopt.Optimizer],
+    by_hand: Callable[[list[np.ndarray], list[np.ndarray]], Step],
+) -> Workload:
+    def weights() -> list[np.ndarray]:
+        return [np.ones(10, np.float32) for _ in range(2)]
+
+    gradients = [np.full(10, 0.1, np.float32) for _ in range(2)]
+    contenders: dict[str, Step] = {_BY_HAND: partial(_repeat, by_hand(weights(), gradients))}
+    with compiled_as_now():
+        for name, compiled in (("gpuopt", True), (NUMPY_ALONE, False)):
+            made = make_our_step(partial(ours, RATE), weights(), [gradients], compiled)
+            made.prepare()
+            _repeat(made.step, _SMALL_STEPS)  # those after that are compiled
+            contenders[name] = replace(made, step=partial(_repeat, made.step))
+    what = f"{_AT_ONCE} steps of {title} on two arrays of ten"
+    return Workload(what, contenders, None, settle=rest)
+
+
+def _repeat(step: Step, times: int = _AT_ONCE) -> None:
+    for _ in range(times):
+        step()
+
+
+def _adam_by_hand(weights: list[np.ndarray], gradients: list[np.ndarray]) -> Step:
+    means, squares = ([np.zeros_like(w) for w in weights] for _ in range(2))
+    steps = itertools.count(1)
+
+    def step() -> None:
+        t = next(steps)
+        rate = RATE * (1 - 0.999**t) ** 0.5 / (1 - 0.9**t)
+        for w, g, m, v in zip(weights, gradients, means, squares, strict=True):
+            m *= 0.9
+            m += 0.1 * g
+            v *= 0.999
+            v += 0.001 * g * g
+            w -= rate * m / (np.sqrt(v) + 1e-8)
+
+    return step
+
+
+def _sgd_by_hand(weights: list[np.ndarray], gradients: list[np.ndarray]) -> Step:
+    def step() -> None:
+        for w, g in zip(weights, gradients, strict=True):
+            w -= RATE * g
+
+    return step
 
 
 _ROWS_OF_TABLE = f"{LOOKUPS:,} rows of a table of {TABLE[0]:,} x {TABLE[1]}"
@@ -166,6 +234,7 @@ _HOST_OFFERS = (
     *first_step.OFFERS,
     *options.OFFERS,
     *_offer_models(),
+    *_offer_small(),
     *_offer_tables(),
 )
 # Those of a CPU.
