@@ -29,7 +29,8 @@ _FEW_LISTS = 8
 _ID_BYTES = np.dtype(object).itemsize
 
 # The ids of objects, and the `choice` of `KnownGroups.find`.
-_Key = tuple[bytes, bytes]
+_Key = tuple[tuple[int, ...] | bytes, bytes]
+_FEW_OBJECTS = 16
 
 Value = TypeVar("Value")
 
@@ -215,12 +216,16 @@ class KnownObjects(Generic[Value]):
     def __init__(self) -> None:
         self._entries: dict[_Key, _Recognised[Value]] = {}
         # The key of the last objects that were not found.
-        self._missed: _Key = b"", b""
+        self._missed: _Key = (), b""
 
     def find(self, given: Sequence[Any], choice: bytes = b"") -> Value | None:
         """Returns what is cached for these variables and raw arrays, in this order, or None."""
-        key = np.fromiter(given, object, len(given)).tobytes(), choice  # `_key_of`, without a call
-        entry = self._entries.get(key)
+        ids: tuple[int, ...] | bytes  # as in `_key_of`, without a call
+        if len(given) <= _FEW_OBJECTS:
+            ids = tuple(map(id, given))
+        else:
+            ids = np.fromiter(given, object, len(given)).tobytes()
+        entry = self._entries.get((ids, choice))
         if entry is not None and (not entry.raw or entry.is_unchanged(given)):
             return entry.value
         return None
@@ -362,16 +367,19 @@ def _end_if_changed(changed: Set[Identity], group: Group) -> bool:
 
 
 def _key_of(objects: Sequence[Any], choice: bytes = b"") -> _Key:
-    """Returns a key of these objects: a tuple of thousands of ids takes three times as long.
+    """Returns a key of these objects: while they live, others have another key.
 
-    While the objects live, others have another key.
+    A tuple of thousands of ids takes three times as long, and one of few a third.
     """
+    if len(objects) <= _FEW_OBJECTS:
+        return tuple(map(id, objects)), choice
     return np.fromiter(objects, object, len(objects)).tobytes(), choice
 
 
 def _count_ids(key: _Key) -> int:
     """Returns how many objects a key is for."""
-    return len(key[0]) // _ID_BYTES
+    ids, _ = key
+    return len(ids) if isinstance(ids, tuple) else len(ids) // _ID_BYTES
 
 
 def _make_room(cache: dict[_Key, Any], key: _Key) -> None:

@@ -47,7 +47,7 @@ from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, as_variable
 
 _NO_GROUP = [0]
-_TUPLES, _TWO = {tuple}, {2}
+_TUPLES = {tuple}
 
 
 class RuleUpdates:
@@ -83,10 +83,14 @@ class RuleUpdates:
         if type(given) is Zipped:
             gradients, variables = given.gradients, given.variables
         else:
-            if set(map(type, given)) != _TUPLES or set(map(len, given)) != _TWO:
+            if set(map(type, given)) != _TUPLES:
                 given = as_pairs(given)
-            # Not zip(*given): its thousands of iterators would set off the garbage collection.
-            gradients, variables = [first for first, _ in given], [second for _, second in given]
+            try:
+                # Not zip(*given): its thousands of iterators would set off the garbage collection.
+                gradients, variables = [each for each, _ in given], [each for _, each in given]
+            except ValueError:  # a tuple of another length
+                as_pairs(given)
+                raise
         kinds = list(map(type, gradients))
         if request.decaying is None:
             plan = optimizer.plans.find(variables)
