@@ -39,22 +39,25 @@ __global__ void late_update(const __grid_constant__ TableGradient only_gradient,
 template <class Program, int count>
 __device__ __forceinline__ void bring_up_row(const Target<Program>& target,
                                              const LateRow<Program>& late, long long row_width,
+                                             const ScalarsOf<Program>& scalars,
                                              const Lanes& lanes) {
   for (long long column = lanes.lane * count; column < row_width;
        column += lanes.num_lanes * count) {
     const long long at = late.row * row_width + column;
     State<Program, count> state(target, at);
-    late.bring_up(state);
+    late.bring_up(state, scalars);
     state.store_to(target, at);
   }
 }
 
 // Has rows make the steps that they have missed; they may repeat, and those that the table does not
-// have are left out. If `rows` is null, they are all rows of the table, `num_rows`.
+// have are left out. If `rows` is null, they are all rows of the table, `num_rows`. Of the scalars,
+// only a key of random bits is read.
 template <class Program>
 __global__ void bring_up_rows(const __grid_constant__ ArraysOf<Program> arrays,
                               const typename Program::Index* __restrict__ rows, long long num_rows,
                               long long height, long long row_width,
+                              const __grid_constant__ GivenOf<Program> scalars,
                               const __grid_constant__ LateTable late, int lanes_per_row) {
   const Target<Program> target(arrays.of);
   const Lanes lanes(lanes_per_row);
@@ -70,9 +73,9 @@ __global__ void bring_up_rows(const __grid_constant__ ArraysOf<Program> arrays,
     const LateRow<Program> found = {late, row, last, now};
     if (last >= now) continue;
     if (has_packs) {
-      bring_up_row<Program, pack_of<Program>>(target, found, row_width, lanes);
+      bring_up_row<Program, pack_of<Program>>(target, found, row_width, scalars, lanes);
     } else {
-      bring_up_row<Program, 1>(target, found, row_width, lanes);
+      bring_up_row<Program, 1>(target, found, row_width, scalars, lanes);
     }
   }
 }

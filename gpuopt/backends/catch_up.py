@@ -31,6 +31,7 @@ class CatchUp:
         sums: float64 [-, 4]: for rows that have made 0 steps, `STRIDE`, twice as many and so
             on, up to `room`; None if steps are to be made one by one, or rows do not move.
         room: How many steps can be counted: then all rows are brought up to date, for a new count.
+        rounding: The scalars of the last step, if numbers are rounded at random; else None.
         on_device: What a backend keeps beside it; None at first.
         last_update: Of when it was made, in the order of updates; see `Updated`.
     """
@@ -43,6 +44,7 @@ class CatchUp:
         "now",
         "on_device",
         "room",
+        "rounding",
         "rule",
         "steps",
         "sums",
@@ -64,6 +66,7 @@ class CatchUp:
         self.rule, self.factors, self.last = rule, factors, last
         self.now = self.made_by_all = 0
         self.steps = self.sums = None
+        self.rounding: Any = None
         self.on_device: Any = None
         self.last_update: Any = None
         self.room = self.MOST_STEPS

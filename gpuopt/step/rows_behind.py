@@ -60,6 +60,10 @@ class TableBehind:
         """Whether it is of the optimizer that has this state."""
         return self._state() is state
 
+    def is_of_another(self, state: State) -> bool:
+        """Whether it is of another optimizer than the one with this state, which still lives."""
+        return self._state() not in (None, state)
+
     def is_of(self, state: State, arrays: Sequence[Any]) -> bool:
         """Whether it is of these arrays, a table's and its slots', under a state."""
         return self.belongs_to(state) and all(map(is_, self._arrays, arrays))
@@ -205,9 +209,11 @@ def update_tables(
             if table.is_replaced:
                 done.append(None)
                 continue
-            catch_up = table._ready(other_rows, scalars[update.group :: num_groups], stepping)
+            of_counts = scalars[update.group :: num_groups]
+            catch_up = table._ready(other_rows, of_counts, stepping)
             done.append(catch_up is not None)
             if catch_up is not None:
+                catch_up.rounding = of_counts[0] if rule.is_rounded else None
                 late.append(update._replace(catch_up=catch_up))
         if late:
             tables[0]._backend.apply_sparse(

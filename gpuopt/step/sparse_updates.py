@@ -9,7 +9,7 @@ from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.rules.rounded import rounded
 from gpuopt.rules.staged import of_named_rows
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.slot_codecs import kept_dtype
+from gpuopt.state.slot_codecs import MASTER, kept_dtype
 from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Batch
 from gpuopt.step.rows_behind import update_tables
@@ -101,6 +101,8 @@ def _left_by_catching_up(
         for part, batch in (unit[at] for at in waiting):
             [variable] = part.variables()
             slots = [checked_slot(optimizer, variable, name) for name in rule.slots]
+            if (master := optimizer.state.slot(variable, MASTER)) is not None:
+                slots.append(master)
             tables.append(table_behind(optimizer.state, variable, slots, batch))
         done = update_tables(
             tables,

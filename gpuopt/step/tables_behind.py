@@ -26,7 +26,7 @@ def table_behind(
     Args:
         state: The optimizer's.
         variable: The table.
-        slots: Its slots, in the rule's order.
+        slots: Its slots, and its master copy.
         batch: Of the table alone.
     """
     members = [variable, *slots]
@@ -111,7 +111,7 @@ def refuse_tables_of_another(variables: Sequence[Variable], state: State) -> Non
     """Raises ValueError for tables that catch up under another optimizer, without a master copy."""
     for variable in variables:
         table = variable.identity.behind
-        if isinstance(table, TableBehind) and not table.belongs_to(state):
+        if isinstance(table, TableBehind) and table.is_of_another(state):
             raise ValueError(
                 f'masters: "{variable.name}" has rows that catch up under another optimizer: they '
                 "have no master copy"

@@ -94,11 +94,36 @@ __device__ __forceinline__ MissedSteps sums_of(const LateTable& table, int last,
   return sums;
 }
 
+// Elements of a row while it makes the steps that it has missed, in the type that rules compute in:
+// they are encoded once, when they are stored. Their weights are the sums of two numbers.
+template <class Program, int count>
+struct LateElements {
+  using Real = RealOf<Program>;
+
+  Real var[count];
+  Real rest[count] = {};
+  Real slots[slot_capacity<Program>][count];
+
+  __device__ __forceinline__ explicit LateElements(const State<Program, count>& state) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      var[i] = state.weights.get(i);
+#pragma unroll
+      for (int k = 0; k < Program::num_slots; ++k) slots[k][i] = Real(state.slots[k].of[i]);
+    }
+  }
+
+  __device__ __forceinline__ void get(int i, Real* slot) const {
+#pragma unroll
+    for (int k = 0; k < Program::num_slots; ++k) slot[k] = slots[k][i];
+  }
+};
+
 // Moves the elements of a row for which the sums are close enough; returns bits of those that are
-// left. The row has made `last` steps of `now`. See `LateRow::bring_up` for `add`.
-template <class Program, int count, class Add>
+// left. The row has made `last` steps of `now`.
+template <class Program, int count>
 __device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int last, int now,
-                                                     State<Program, count>& state, const Add& add) {
+                                                     LateElements<Program, count>& row) {
   using Real = RealOf<Program>;
   using Unnamed = UnnamedOf<Program>;
   const auto* numbers = array_at<const LateNumbersOf<Program>>(table.numbers);
@@ -108,10 +133,11 @@ __device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int
   unsigned int left = 0;
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    Real var = state.weights.get(i), rest;
-    if (moved(missed, Real(state.slots[Unnamed::average].of[i]),
-              Real(state.slots[Unnamed::square].of[i]), epsilon, tolerance, var, rest)) {
-      add(i, var, rest);
+    Real var = row.var[i], rest;
+    if (moved(missed, row.slots[Unnamed::average][i], row.slots[Unnamed::square][i], epsilon,
+              tolerance, var, rest)) {
+      row.var[i] = var;
+      row.rest[i] = rest;
     } else {
       left |= 1u << i;
     }
@@ -121,10 +147,9 @@ __device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int
 
 // Makes the first `made` steps that a row has missed, one by one, with the elements that are left,
 // which are added up alone. Their slots only decay after that, over `others` steps.
-template <class Program, int count, class Add>
+template <class Program, int count>
 __device__ __forceinline__ void make_steps(const LateTable& table, int last, int made, int others,
-                                           unsigned int left, State<Program, count>& state,
-                                           const Add& add) {
+                                           unsigned int left, LateElements<Program, count>& row) {
   using Real = RealOf<Program>;
   using Other = typename UnnamedOf<Program>::Rule;
   typename Other::template Scalars<Real> scalars;
@@ -140,7 +165,7 @@ __device__ __forceinline__ void make_steps(const LateTable& table, int last, int
 #pragma unroll
   for (int i = 0; i < count; ++i) {
 #pragma unroll
-    for (int k = 0; k < Other::num_slots; ++k) slots[i][k] = Real(state.slots[k].of[i]);
+    for (int k = 0; k < Other::num_slots; ++k) slots[i][k] = row.slots[k][i];
   }
 #pragma unroll 1
   for (int step = 0; step < made; ++step) {
@@ -153,12 +178,12 @@ __device__ __forceinline__ void make_steps(const LateTable& table, int last, int
     const auto decay = Decay<Real>::of(power_of(table, k, others));
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      if (left >> i & 1) state.slots[k].of[i] = SlotOf<Program>(decay(slots[i][k]));
+      if (left >> i & 1) row.slots[k][i] = decay(slots[i][k]);
     }
   }
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    if (left >> i & 1) add(i, state.weights.get(i), moved[i]);
+    if (left >> i & 1) row.rest[i] = moved[i];
   }
 }
 
@@ -173,10 +198,9 @@ struct LateRow {
   int last;  // how many steps it has made
   int now;   // how many there were
 
-  // Makes the steps that the row has missed. `add` is called with the place of an element and two
-  // numbers, the sum of which is its weight then: so it is rounded once, when it is stored.
-  template <int count, class Add>
-  __device__ __forceinline__ void bring_up(State<Program, count>& state, const Add& add) const {
+  // Makes the steps that the row has missed.
+  template <int count>
+  __device__ __forceinline__ void bring_up(LateElements<Program, count>& row) const {
     constexpr int num_slots = Unnamed::Rule::num_slots;
     static_assert(Program::num_slots == num_slots,
                   "rows with and without a gradient have one form");
@@ -185,30 +209,35 @@ struct LateRow {
     unsigned int left = 0;
     if constexpr (Unnamed::moves) {
       left = (1u << count) - 1;
-      if (table.sums != 0) left = move_by_sums(table, last, now, state, add);
+      if (table.sums != 0) left = move_by_sums(table, last, now, row);
     }
 #pragma unroll
     for (int k = 0; k < num_slots; ++k) {
       const auto decay = Decay<Real>::of(power_of(table, k, gap));
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        if ((left >> i & 1) == 0) {
-          state.slots[k].of[i] = SlotOf<Program>(decay(Real(state.slots[k].of[i])));
-        }
+        if ((left >> i & 1) == 0) row.slots[k][i] = decay(row.slots[k][i]);
       }
     }
     if constexpr (Unnamed::moves) {
       if (left != 0) {
         const int made = gap < table.window ? gap : static_cast<int>(table.window);
-        make_steps(table, last, made, gap - made, left, state, add);
+        make_steps(table, last, made, gap - made, left, row);
       }
     }
   }
 
   // Brings up the row's elements, which are stored next.
   template <int count>
-  __device__ __forceinline__ void bring_up(State<Program, count>& state) const {
-    bring_up(state, [&](int i, Real var, Real rest) { state.weights.set(i, var + rest); });
+  __device__ __forceinline__ void bring_up(State<Program, count>& state,
+                                           const ScalarsOf<Program>& scalars) const {
+    LateElements<Program, count> row(state);
+    bring_up(row);
+    state.change([&](int i, Real& var, Real* slot) {
+      if constexpr (Unnamed::moves) var = row.var[i] + row.rest[i];
+      row.get(i, slot);
+      state.round_stored(i, scalars, var, slot);
+    });
   }
 
   // Makes a step after those that the row has missed.
@@ -216,19 +245,18 @@ struct LateRow {
   __device__ __forceinline__ void update(State<Program, count>& state,
                                          const Real (&gradient)[count],
                                          const ScalarsOf<Program>& scalars) const {
-    Real rest[count] = {};
-    bring_up(state, [&](int i, Real var, Real left) {
-      // A weight of 16 bits has no room for it: then all of it is what is left.
-      state.weights.set(i, drops_bits_of_var<Program> ? Real(0) : var);
-      rest[i] = drops_bits_of_var<Program> ? var + left : left;
-    });
+    LateElements<Program, count> row(state);
+    bring_up(row);
     state.change([&](int i, Real& var, Real* slot) {
       const Real grad = state.read(i, gradient, scalars);
+      row.get(i, slot);
       if constexpr (Unnamed::moves) {
-        Program::Shift::template apply<Program>(var, rest[i], grad, slot, scalars);
+        var = row.var[i];
+        Program::Shift::template apply<Program>(var, row.rest[i], grad, slot, scalars);
       } else {
         Program::apply(var, grad, slot, scalars);
       }
+      state.round_stored(i, scalars, var, slot);
     });
   }
 

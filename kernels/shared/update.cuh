@@ -276,12 +276,19 @@ struct State : Numbered {
                                          const typename Program::template Scalars<Real>& scalars) {
     change([&](int i, Real& value, Real* slot) {
       Program::apply(value, read(i, gradient, scalars), slot, scalars);
-      if constexpr (Program::is_rounded)
-        this->template round<Program, IsRoundedAlike<drops_bits_of_var<Program>, true>>(
-            i, scalars, value, slot);
+      round_stored(i, scalars, value, slot);
       constexpr bool is_cut = drops_bits_of_var<Program> && !Program::is_rounded;
       Program::follow(is_cut ? Real(VarOf<Program>(value)) : value, slot, scalars);
     });
+  }
+
+  // Rounds what is stored of element `i` at random, if the program does so.
+  __device__ __forceinline__ void round_stored(
+      int i, const typename Program::template Scalars<Real>& scalars, Real& value,
+      Real* slot) const {
+    if constexpr (Program::is_rounded)
+      this->template round<Program, IsRoundedAlike<drops_bits_of_var<Program>, true>>(i, scalars,
+                                                                                      value, slot);
   }
 
   __device__ __forceinline__ Real

@@ -248,8 +248,6 @@ def test_what_cannot_be_rounded_so_is_refused_by_name() -> None:
     for options in ({}, {"slot_bits": 8}):
         with pytest.raises(ValueError, match=why):
             adam(masters="float32", **options)
-    with pytest.raises(ValueError, match="catch_up=True cannot be had with stochastic_rounding"):
-        adam(catch_up=True)
     half = Variable(np.ones(3, np.float16), name="half")
     with pytest.raises(ValueError, match='"half" is float16, and only bfloat16'):
         adam().apply_gradients([(np.ones(3, np.float16), half)])

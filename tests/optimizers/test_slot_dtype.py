@@ -23,7 +23,6 @@ REFUSED = {
     "row-wise": "slots accumulator have a number for each row",
     "row-wise, clip_norm": "slots v have a number for each row",
     "no slots": "which has no slots",
-    "catch_up": "catch_up=True cannot be had with slot_dtype",
     "slot_bits": "with slot_bits=8",
     "slot_bits, clip_norm, groups": "with slot_bits=8",
 }

@@ -120,7 +120,7 @@ def kernels_of_late_rows(rule: UpdateRule, dtype: str) -> list[Kernel]:
     return [
         *(kernels.late_update(rule, missed, dtype, key) for key in KEYS),
         kernels.late_update(rule, missed, dtype, "uint32", has_groups=True),
-        *(kernels.bring_up_rows(missed, dtype, index) for index in INDICES),
+        *(kernels.bring_up_rows(missed, missed, dtype, index) for index in INDICES),
     ]
 
 

@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import Scalars, compute_type
+from gpuopt.backends.backend import Scalars
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.compiled_catch_up import CompiledCatchUp, compiled_catch_up
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.missed_steps import Missed, UpToDate, up_to_date
+from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.threads import share_out
+from gpuopt.backends.cpu.tiles import Rounding, round_stored
 from gpuopt.interrupts import at_once
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import STRIDE
@@ -41,30 +43,25 @@ class CpuLateRows:
         self._limits = limits
 
     def bring_up(self, plan: DensePlan, catch_up: CatchUp, rows: Array | None = None) -> None:
-        [(var, slots, *_)] = plan.targets
         rows = None if rows is None else np.asarray(rows).reshape(-1)
-        quietly(partial(bring_up, [var, *slots], catch_up, rows, self._limits))
+        quietly(partial(bring_up, plan, catch_up, rows, self._limits))
 
 
-def bring_up(
-    written: Sequence[Array], catch_up: CatchUp, rows: Array | None, limits: CpuLimits
-) -> None:
+def bring_up(plan: DensePlan, catch_up: CatchUp, rows: Array | None, limits: CpuLimits) -> None:
     """Brings rows up to date: the variable's, the slots', and their numbers of steps.
 
     Args:
-        written: The variable and its slots, [height, ...].
+        plan: Of the table alone.
         catch_up: The table's.
         rows: Which, within range; they may repeat. None for all.
         limits: See `CpuLimits`.
     """
-    real = np.dtype(compute_type(written[0].dtype))
+    [written] = plan.arrays
     size = written[0].size * len(written)
     if rows is not None:
         size = len(rows) * written[0][:1].size * len(written)
-    if size >= limits.large_elements and all(
-        array.flags.carray and array.dtype == real for array in written
-    ):
-        compiled = compiled_catch_up(catch_up.rule, catch_up, real)
+    if size >= limits.large_elements and plan.codecs.are_plain and not plan.strided:
+        compiled = compiled_catch_up(catch_up.rule, catch_up, plan.real)
         if compiled is not None:
             _bring_up_compiled(compiled, written, catch_up, rows, limits)
             return
@@ -77,32 +74,55 @@ def bring_up(
     height = max(CHUNK_ELEMENTS // width, 1)
 
     def bring_up_chunk(first: int) -> None:
-        bring_up_some(written, catch_up, late[first : first + height])
+        some = late[first : first + height]
+        bring_up_some(plan, catch_up, some, scalars=catch_up.rounding)
 
     threads = limits.threads_for(len(late) * width * len(written))
     share_out(bring_up_chunk, range(0, len(late), height), threads)
 
 
 def bring_up_some(
-    written: Sequence[Array], catch_up: CatchUp, some: Array, step: Step | None = None
+    plan: DensePlan,
+    catch_up: CatchUp,
+    some: Array,
+    step: Step | None = None,
+    scalars: Scalars | None = None,
 ) -> None:
-    """Brings rows up to date, has them make a step after that, and writes them once.
+    """Brings rows up to date, has them make a step after that, and encodes and writes them once.
 
     Args:
-        written: The variable and its slots, [height, ...].
+        plan: Of the table alone.
         catch_up: The table's.
         some: Which, within range, without repeats.
         step: Makes the step; None for none: then the rows are all behind.
+        scalars: Those of the rounding, if numbers are rounded at random; else None.
     """
-    now, targets = catch_up.now, (*written, catch_up.last)
-    *stored, last = (target[some] for target in targets)
-    rows = up_to_date(stored, catch_up, Missed(last, np.maximum(now - last, 0)))
+    [written], codecs, now = plan.arrays, plan.codecs, catch_up.now
+    last = catch_up.last[some]
+    stored = [np.ascontiguousarray(array[some]) for array in written]
+    buffers = [np.empty(stored[0].size, plan.real) for _ in range(codecs.num_decoded)]
+    numbers = codecs.decode(stored, buffers)
+    shape = stored[0].shape
+    missed = Missed(last, np.maximum(now - last, 0))
+    rows = up_to_date([each.reshape(shape) for each in numbers], catch_up, missed)
     if step is not None:
         step(rows)
     elif rows.rest is not None:
         np.add(rows.var, rows.rest, out=rows.var)
-    new = [rows.var, *rows.slots, np.full(len(some), now, np.int32)]
-    at_once([partial(setitem, *each) for each in zip(targets, repeat(some), new)])
+    for number, new in zip(numbers, (rows.var, *rows.slots), strict=True):
+        number[...] = new.reshape(-1)
+    if scalars is not None:
+        rounding = Rounding(is_averaged=False, scalars=scalars)
+        round_stored(codecs, numbers, None, numbers_of(plan, some).within(), rounding)
+    codecs.encode(numbers, stored)
+    calls = [partial(setitem, *each) for each in zip(written, repeat(some), stored)]
+    at_once([*calls, partial(setitem, catch_up.last, some, np.int32(now))])
+
+
+def numbers_of(plan: DensePlan, rows: Array) -> Numbers:
+    """Returns the numbers of the elements of some rows of a plan's only variable."""
+    [target] = plan.targets
+    return Numbers(0, target.var[:1].size, rows, target.first_number)
 
 
 def _bring_up_compiled(

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuopt.backends.backend import compute_type
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cpu.memory import read_only
 from gpuopt.rules.catch_up import STRIDE
@@ -48,13 +47,12 @@ def up_to_date(stored: Sequence[Array], catch_up: CatchUp, missed: Missed) -> Up
     """Returns a variable's rows, and the slots', after the steps that they have missed.
 
     Args:
-        stored: Copies of them, [num_rows, ...].
+        stored: Copies of them, decoded, [num_rows, ...].
         catch_up: The table's.
         missed: By each row.
     """
     factors, rule = catch_up.factors, catch_up.rule
-    real = np.dtype(compute_type(stored[0].dtype)).type
-    var, *slots = [each.astype(real, order="C", copy=False) for each in stored]
+    var, *slots = stored
     alike = (-1, *[1] * (var.ndim - 1))  # a number for each row, beside its elements
     movement = None if rule.unnamed is None else rule.unnamed.movement
     rest, late = None, None

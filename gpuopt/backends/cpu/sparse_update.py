@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.backends.catch_up import CatchUp
-from gpuopt.backends.cpu.catch_up import CHUNK_ELEMENTS, bring_up_some, count_step
+from gpuopt.backends.cpu.catch_up import CHUNK_ELEMENTS, bring_up_some, count_step, numbers_of
 from gpuopt.backends.cpu.chunks import chunk_length
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
@@ -28,13 +28,11 @@ from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.missed_steps import UpToDate
-from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.row_groups import RowGroups, group_rows, stable_order, sum_rows
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.tiles import Rounding, buffers_for, cut_short, update_tile
 from gpuopt.quietly import quietly
 from gpuopt.rules.accumulation import place_sum
-from gpuopt.rules.shift import Shift
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -159,7 +157,7 @@ def update_touched_rows(
         rounding = Rounding(rule.is_averaged, scalars) if rule.is_rounded else None
         _update_gathered(form, plan, sums, rows, limits, rounding)
     else:
-        _update_late(form, rule.shift, plan, sums, rows, scalars, catch_up, limits)
+        _update_late(form, rule, plan, sums, rows, scalars, catch_up, limits)
     return rows
 
 
@@ -181,7 +179,7 @@ def _new_rows(
     [arrays], codecs, real = plan.arrays, plan.codecs, plan.real
     height = len(rows)
     new_rows = [np.ascontiguousarray(array[rows]).reshape(height, -1) for array in arrays]
-    form, numbers = PlainRule(rule, scalars), _numbers(plan, rows)
+    form, numbers = PlainRule(rule, scalars), numbers_of(plan, rows)
     rounding = Rounding(rule.is_averaged, scalars) if rule.is_rounded else None
     buffers = [np.empty(sums.size, dtype) for dtype in buffers_for(form, codecs, real, None)]
     update_tile(form, codecs, real, new_rows, sums.reshape(-1), buffers, numbers, rounding)
@@ -274,7 +272,7 @@ def _update_gathered(
             shape = len(some), math.prod(array.shape[1:])
             gathered.append(buffer[: math.prod(shape)].reshape(shape))
             _take(array, some, gathered[-1])
-        grad, own, numbers = gradient.reshape(-1), buffers[len(arrays) :], _numbers(plan, some)
+        grad, own, numbers = gradient.reshape(-1), buffers[len(arrays) :], numbers_of(plan, some)
         update_tile(form, codecs, real, gathered, grad, own, numbers, rounding)
         for array, new_rows in zip(arrays, gathered, strict=True):
             _put(array, some, new_rows)
@@ -282,15 +280,9 @@ def _update_gathered(
     share_out(update_rows, range(0, len(rows), height), threads)
 
 
-def _numbers(plan: DensePlan, rows: Array) -> Numbers:
-    """Returns the numbers of the elements of some rows of a plan's only variable."""
-    [target] = plan.targets
-    return Numbers(0, target.var[:1].size, rows, target.first_number)
-
-
 def _update_late(
     form: RuleForm,
-    shift: Shift | None,
+    rule: UpdateRule,
     plan: DensePlan,
     sums: Array,
     rows: Array,
@@ -302,7 +294,7 @@ def _update_late(
     threads = limits.threads_for(sums.size * 2)
     longest = min(chunk_length(form, sums.size, threads), CHUNK_ELEMENTS)
     height = max(longest // max(sums[0].size, 1), 1)
-    [arrays] = plan.arrays
+    shift, is_rounded = rule.shift, rule.is_rounded
     decay = None if shift is None or shift.decay is None else scalars[shift.decay]
 
     def update_rows(first: int) -> None:
@@ -319,13 +311,13 @@ def _update_late(
                 else:
                     stepped = rest
             buffers = scratch(form.scratch_dtypes, len(gradient))
-            form.apply([stepped, *slots], gradient, buffers, _numbers(plan, rows[part]))
+            form.apply([stepped, *slots], gradient, buffers, numbers_of(plan, rows[part]))
             if stepped is not var:
                 if decay is not None:
                     stepped -= decay * var
                 var += stepped
 
-        bring_up_some(arrays, catch_up, rows[part], step)
+        bring_up_some(plan, catch_up, rows[part], step, scalars if is_rounded else None)
 
     share_out(update_rows, range(0, len(rows), height), threads)
 

@@ -87,11 +87,11 @@ def update_tile(
     average = values[1].copy() if rounding is not None and rounding.is_averaged else None
     form.apply(values, grad, [each[:size] for each in buffers], numbers)
     if rounding is not None:
-        _round(codecs, values, average, numbers.within(), rounding)
+        round_stored(codecs, values, average, numbers.within(), rounding)
     codecs.encode(values, arrays)
 
 
-def _round(
+def round_stored(
     codecs: Codecs,
     values: Sequence[Array],
     average: Array | None,

@@ -11,13 +11,16 @@ from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.count_of_steps import CountOfSteps
 from gpuopt.backends.cuda.dense_plan import DensePlan
+from gpuopt.backends.cuda.kernels.of_rules import scalars_of
 from gpuopt.backends.cuda.launch_shapes import PACK_BYTES, ROW_THREADS, lanes_per_row, num_blocks
 from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.mixed import element_bytes, storage_of
 from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.structs import Arrays
 from gpuopt.backends.cuda.workspace import Workspaces
 from gpuopt.locks import Lock
+from gpuopt.rules.rounded import rounded
 
 # What `bring_up_rows` reads as it is.
 _INDICES = (np.dtype(np.int32), np.dtype(np.int64))
@@ -52,23 +55,27 @@ class CudaLateRows:
             plan.last_update = last
             try:
                 plan.fill_stand_ins()
-                self._launch(plan, count, given)
+                self._launch(plan, catch_up, given)
                 plan.copy_stand_ins_back()
             finally:
                 self._order.end(last, (plan.memory, count.arrays, given, rows))
 
-    def _launch(self, plan: DensePlan, count: CountOfSteps, rows: Any) -> None:
+    def _launch(self, plan: DensePlan, catch_up: CatchUp, rows: Any) -> None:
         num_rows = plan.height if rows is None else rows.size
-        lanes = lanes_per_row(plan.width, PACK_BYTES // plan.dtype.itemsize)
+        count: CountOfSteps = catch_up.on_device
+        rule = count.rule if catch_up.rounding is None else rounded(count.rule)
+        storage = storage_of(plan.codecs, plan.dtype)
+        lanes = lanes_per_row(plan.width, PACK_BYTES // element_bytes(storage))
         blocks = num_blocks(num_rows * lanes, ROW_THREADS, self._launcher.num_multiprocessors)
         index = name_of(_INDICES[-1] if rows is None else rows.dtype)
-        kernel = kernels.bring_up_rows(count.rule, name_of(plan.dtype), index)
+        kernel = kernels.bring_up_rows(rule, count.rule, storage, index)
         given = {
             "arrays": Arrays(plan.addresses),
             "rows": rows,
             "num_rows": num_rows,
             "height": plan.height,
             "row_width": plan.width,
+            "scalars": scalars_of(rule, {**catch_up.factors.scalars, **(catch_up.rounding or {})}),
             "late": count.table,
             "lanes_per_row": lanes,
         }

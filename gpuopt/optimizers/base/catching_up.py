@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import SlotCodecs
-from gpuopt.step.rounding import StochasticRounding
-from gpuopt.step.stage_options import StageOption
 
 CATCH_UP = (
     "True updates rows lazily: a row without a gradient is brought up to date when it is next read "
@@ -17,15 +14,12 @@ CATCH_UP = (
     "these steps one by one. Tables must be variables that own their memory."
 )
 
-_OF_SLOTS_ROUNDED_ONCE = "steps that rows make at once would be of slots that are rounded once"
-
 
 class _Optimizer(Protocol):
     """What `checked_catch_up` asks for of a `RuleOptimizer`."""
 
     rule_of_other_rows: ClassVar[UpdateRule | None]
     slot_codecs: SlotCodecs
-    stage_options: Sequence[StageOption]
 
 
 def checked_catch_up(given: CatchUpOption, optimizer: _Optimizer) -> CatchUpOption:
@@ -34,7 +28,7 @@ def checked_catch_up(given: CatchUpOption, optimizer: _Optimizer) -> CatchUpOpti
     Raises:
         TypeError: it is none of False, True and "stepping".
         ValueError: the optimizer leaves rows without a gradient alone, does not say what happens to
-            them, or stores what it updates in fewer bits.
+            them, or stores slots in 8 bits.
     """
     is_known = isinstance(given, bool) or (isinstance(given, str) and given == "stepping")
     if not is_known:
@@ -49,23 +43,8 @@ def checked_catch_up(given: CatchUpOption, optimizer: _Optimizer) -> CatchUpOpti
             else f"updates other rows by {other_rows.name}, which has no `unnamed`"
         )
         raise ValueError(f"catch_up={given!r}: {type(optimizer).__name__} {why}")
-    codecs = optimizer.slot_codecs
-    rounding = [each for each in optimizer.stage_options if isinstance(each, StochasticRounding)]
-    contradicting = {
-        "slot_bits=8": (codecs.slot_form, _OF_SLOTS_ROUNDED_ONCE),
-        f"masters={codecs.masters!r}": (
-            codecs.masters,
-            "rows that are behind are not rounded to 16 bits when they catch up",
-        ),
-        "slot_dtype": (codecs.slot_dtype, _OF_SLOTS_ROUNDED_ONCE),
-        "stochastic_rounding": (
-            rounding or None,
-            "steps that rows make at once would be rounded once",
-        ),
-    }
-    for option, (value, why) in contradicting.items():
-        if value is not None:
-            raise ValueError(
-                f"catch_up={given!r} cannot be had with {option}: {why}. Leave one of them out"
-            )
+    if optimizer.slot_codecs.slot_form is not None:
+        raise ValueError(
+            f"catch_up={given!r} cannot be had with slot_bits=8: leave one of them out"
+        )
     return given

@@ -237,7 +237,7 @@ def test_rows_that_catch_up_are_read_and_written_once(
     group = [
         kernels.sparse_update(ADAM, dtype, "uint32"),
         kernels.late_update(ADAM, ADAM, dtype, "uint32"),
-        kernels.bring_up_rows(ADAM, dtype, "int64"),
+        kernels.bring_up_rows(ADAM, ADAM, dtype, "int64"),
     ]
     update, late, alone = map(accesses, compiled(group, architecture, tmp_path))
     # Slots and gradients, by packs and one by one.

@@ -62,9 +62,6 @@ class Form:
         self.options: dict[str, Any] = {}
         self.is_coded = False
         kind, narrow = program.kind, [each for each in dtypes if each.itemsize == 2]
-        if kind in ("Adam", "AdamW") and not narrow and choose([True, False]):
-            self.options["catch_up"] = choose([True, "stepping"])
-            return
         if kind in ("Momentum", "Adam", "LazyAdam", "Lion") and np.float64 not in dtypes:
             self.is_coded = choose([True, False, False])
         if self.is_coded:
@@ -80,6 +77,9 @@ class Form:
             is_wide = "masters" in self.options or np.float16 not in dtypes
             if is_wide and ("slot_dtype" in self.options or "masters" not in self.options):
                 self.options["stochastic_rounding"] = 7
+        is_wide = "masters" in self.options or not narrow
+        if kind in ("Adam", "AdamW") and is_wide and not self.is_coded and choose([True, False]):
+            self.options["catch_up"] = choose([True, "stepping"])
 
 
 class Program:

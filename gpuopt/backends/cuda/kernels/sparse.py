@@ -23,6 +23,7 @@ from gpuopt.backends.cuda.kernels.of_rules import (
     cpp_codes,
     given_scalars,
     program,
+    scalars_struct,
 )
 from gpuopt.backends.cuda.launch_shapes import NUM_POWERS, POWER_BITS
 from gpuopt.backends.cuda.mixed import Storage, real_of
@@ -83,28 +84,30 @@ def late_update(
 
 
 @cache
-def bring_up_rows(other_rows: UpdateRule, dtype: str, index: str) -> Kernel:
+def bring_up_rows(rule: UpdateRule, other_rows: UpdateRule, storage: Storage, index: str) -> Kernel:
     return Kernel(
         "bring_up_rows",
         {
-            "arrays": arrays_struct(other_rows, dtype),
+            "arrays": arrays_struct(rule, storage),
             "rows": Pointer(index, is_optional=True),
             "num_rows": INT64,
             "height": INT64,
             "row_width": INT64,
+            "scalars": scalars_struct(rule, storage),
             "late": _LATE_TABLE,
             "lanes_per_row": INT32,
         },
         program(
-            other_rows,
-            dtype,
+            rule,
+            storage,
             has_groups=False,
             Index=CPP_TYPES[index],
-            **_unnamed(other_rows, other_rows),
+            **_unnamed(rule, other_rows),
         ),
-        other_rows,
+        rule,
         file="catch_up.cu",
-        constants={**_OF_CATCH_UP, **_of_late_numbers(other_rows, dtype)},
+        constants={**_OF_CATCH_UP, **_of_late_numbers(other_rows, storage)},
+        other_rows=other_rows,
     )
 
 
