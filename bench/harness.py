@@ -216,8 +216,10 @@ def write_results(
     path = name_file(name or f"{read_cpu_model()} {os.cpu_count()} cores", commit, output)
     if path.exists():
         earlier = read_results(path)
-        kept = {**earlier.runs, **runs}, {**earlier.not_run, **results.not_run}
-        results = replace(results, runs=kept[0], not_run=kept[1])
+        both = {**earlier.runs, **runs}
+        reasons = {**earlier.not_run, **results.not_run}
+        left = {each: why for each, why in reasons.items() if each not in both}
+        results = replace(results, runs=both, not_run=left)
     write_file(results, path)
     return path
 

@@ -282,6 +282,8 @@ def test_results_are_written_after_each_workload_and_one_that_fails_stops_no_oth
     assert written.machine["gpu"] == written.device == "Some GPU"
     assert written.not_run == {"broken": "MemoryError: no memory is left"}
     assert set(written.runs) == {offer.name for offer in offers}
+    again = read_results(write_results({"broken": one()}, "Some GPU", tmp_path, commit="abc"))
+    assert (again.not_run, set(again.runs)) == ({}, {offer.name for offer in some})
     printed = capsys.readouterr().out
     assert "gpu_momentum_160m: device.ratio against torch fused <= 1" in printed
     assert "Momentum on 4 tensors of 41,943,040 elements each" in printed
