@@ -43,6 +43,7 @@ from gpuopt.step.request import this_thread as requests
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.step import Step, ThisThread
 from gpuopt.step.updates import HookUpdates, Updates, dtypes_of
+from gpuopt.step.wide_gradients import GradientTypes
 from gpuopt.trees import is_leaf
 from gpuopt.variables.gate import between_writes
 from gpuopt.variables.identity import Identity
@@ -127,15 +128,12 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
     )
     # What watches the steps: see `report`; None if nothing does.
     open_report: Report | None = None
+    # Those that gradients may have, other than sums that a wrapper makes.
+    _gradient_types: GradientTypes = GradientTypes.OWN
 
     GATE_NONE: ClassVar[int] = GATE_NONE
     GATE_OP: ClassVar[int] = GATE_OP
     GATE_GRAPH: ClassVar[int] = GATE_GRAPH
-
-    @property
-    def _takes_wide(self) -> bool:
-        """Whether gradients may be wider than their variables; see `step/wide_gradients.py`."""
-        return False
 
     def __init__(
         self, use_locking: bool, name: str, *, on_nonfinite: OnNonfinite = "propagate"

@@ -27,6 +27,7 @@ from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.distributed.tokens import Ticket
 from gpuopt.errors import GpuoptError, WorkerFailedError
 from gpuopt.step.pairs import checked_pairs
+from gpuopt.step.wide_gradients import GradientTypes
 
 _logger = logging.getLogger("gpuopt")
 
@@ -128,7 +129,7 @@ class Chief:
         try:
             given = self._shared.unpack_gradients(message.gradients)
             # Workers have refused what the optimizer does not take.
-            pairs = checked_pairs(given, self._valid_dtypes, takes_wide=True)
+            pairs = checked_pairs(given, self._valid_dtypes, GradientTypes.WIDE)
             ticket = coordinator.push(worker, message.local_step, pairs)
         except Exception as error:
             if coordinator.is_closed and not was_closed:

@@ -30,7 +30,7 @@ from gpuopt.optimizer import Optimizer
 from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import ReplicaContext, in_replica
 from gpuopt.step.request import StepRequest, pass_on
-from gpuopt.step.updates import pairs_for
+from gpuopt.step.updates import pairs_to_sum
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import Variable
@@ -310,7 +310,7 @@ class MirroredStrategy:
             for gradient, v in as_pairs(as_sequence(grads_and_vars))
         ]
         gradients, variables = [], []
-        for gradient, variable in pairs_for(optimizer, pairs, takes_wide):
+        for gradient, variable in pairs_to_sum(optimizer, pairs, takes_wide):
             if gradient is not None:
                 gradients.append(gradient)
                 variables.append(self._mirrored.find(variable, place))

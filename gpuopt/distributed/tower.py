@@ -16,7 +16,7 @@ from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import ReplicaContext, in_replica
 from gpuopt.step.request import StepRequest, make_step, pass_on
 from gpuopt.step.step import checked_global_step
-from gpuopt.step.updates import pairs_for
+from gpuopt.step.updates import pairs_to_sum
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable
 
@@ -164,7 +164,7 @@ class TowerOptimizer(OptimizerWrapper):
         # A tower may have no gradient at all. If no tower has any, the optimizer inside raises.
         has_gradient = not given or any(gradient is not None for gradient, _ in given)
         pairs = (
-            pairs_for(self, given, request.takes_wide)
+            pairs_to_sum(self, given, request.takes_wide)
             if has_gradient
             else [(None, as_variable(variable)) for _, variable in given]
         )

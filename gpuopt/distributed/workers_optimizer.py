@@ -25,7 +25,7 @@ from gpuopt.optimizer import Optimizer
 from gpuopt.step.request import StepRequest
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.updates import dtypes_of, pairs_for
-from gpuopt.step.wide_gradients import widened
+from gpuopt.step.wide_gradients import GradientTypes, widened
 from gpuopt.variables.variable import Variable
 
 
@@ -211,7 +211,7 @@ class Worker(OptimizerWrapper):
                 "was started"
             )
         pairs = pairs_for(self, request.pairs)
-        if self._takes_wide:  # all workers' alike
+        if self._gradient_types is not GradientTypes.OWN:  # all workers' alike
             pairs = [(widened(*pair), pair[1]) for pair in pairs]
         ticket = coordinator.push(self.index, self.local_step, pairs, request)
         self.local_step = coordinator.wait(ticket)

@@ -14,6 +14,7 @@ from gpuopt.state.copies import Changes, make_again
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.report import Report
+from gpuopt.step.wide_gradients import GradientTypes
 from gpuopt.variables.variable import Variable
 
 Self = TypeVar("Self", bound="OptimizerWrapper")
@@ -197,8 +198,8 @@ class OptimizerWrapper(Optimizer):
         return self._inner._valid_dtypes()
 
     @property
-    def _takes_wide(self) -> bool:
-        return self._inner._takes_wide
+    def _gradient_types(self) -> GradientTypes:  # type: ignore[override]
+        return self._inner._gradient_types
 
 
 def inner_optimizers(optimizer: Optimizer) -> Iterator[Optimizer]:

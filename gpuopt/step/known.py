@@ -339,11 +339,11 @@ class StepPlan(NamedTuple):
     """What steps of the same variables have in common.
 
     Attributes:
-        kinds: The types of the gradients.
+        kinds: The types of the gradients; and, where these decide about the parts, their dtypes.
         parts: Their parts.
     """
 
-    kinds: Sequence[type]
+    kinds: Sequence[Any]
     parts: Sequence[PlannedPart]
 
     def has_changed(self, changed: Set[Identity]) -> bool:

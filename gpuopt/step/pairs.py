@@ -13,7 +13,7 @@ from gpuopt.device import device_of
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.state.masters import refuse_split
 from gpuopt.step.overlap import refuse_shared_memory
-from gpuopt.step.wide_gradients import wide_dtype
+from gpuopt.step.wide_gradients import GradientTypes, as_read
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import reading
 from gpuopt.variables.storage import describe
@@ -25,7 +25,6 @@ HOW_TO_PASS = (
     "apply_gradients takes (gradient, variable) pairs, as in zip(gradients, variables); "
     "update(params, grads) takes lists and dicts of arrays as they are"
 )
-_NO_CAST = "No gradient is cast: use gradient.astype(...)."
 
 
 class Zipped(Sequence[tuple[Any, Any]]):
@@ -54,14 +53,14 @@ class Zipped(Sequence[tuple[Any, Any]]):
 def checked_pairs(
     grads_and_vars: Iterable[tuple[Any, Any]],
     valid_dtypes: Set[np.dtype[Any]],
-    takes_wide: bool = False,
+    types: GradientTypes = GradientTypes.OWN,
 ) -> list[tuple[Gradient | None, Variable]]:
     """Turns what a user passes to `apply_gradients` into pairs that can be applied.
 
     Args:
         grads_and_vars: See `Optimizer.apply_gradients`.
         valid_dtypes: The dtypes that variables and gradients may have.
-        takes_wide: Whether gradients may have the type that rules compute in.
+        types: The types that gradients may have.
 
     Returns:
         Pairs in the given order. A gradient is None, an array of its variable's shape and dtype,
@@ -77,7 +76,7 @@ def checked_pairs(
     # Not by a generator: an exception from a signal handler in one that `all` has left is lost.
     if not [gradient for gradient, _ in unchecked if gradient is not None]:
         refuse_no_gradients([variable for _, variable in unchecked])
-    gradients = checked_gradients(unchecked, range(len(unchecked)), valid_dtypes, takes_wide)
+    gradients = checked_gradients(unchecked, range(len(unchecked)), valid_dtypes, types)
     pairs = [(new, variable) for new, (_, variable) in zip(gradients, unchecked, strict=True)]
     refuse_shared_memory([variable for gradient, variable in pairs if gradient is not None])
     return pairs
@@ -145,7 +144,7 @@ def checked_gradients(
     pairs: Sequence[tuple[Any, Variable]],
     positions: Sequence[int],
     valid_dtypes: Set[np.dtype[Any]],
-    takes_wide: bool = False,
+    types: GradientTypes = GradientTypes.OWN,
 ) -> list[Gradient | None]:
     """Returns the gradients of pairs, each as `checked_gradient` does; None stays None.
 
@@ -153,38 +152,37 @@ def checked_gradients(
         pairs: (gradient, variable) pairs.
         positions: Where they are in `grads_and_vars`.
         valid_dtypes: See `checked_gradient`.
-        takes_wide: Whether gradients may have the type that rules compute in.
+        types: The types that gradients may have.
 
     Raises:
         TypeError: of gradients with other dtypes than their variables, the error lists each.
     """
     try:
         return [
-            None
-            if gradient is None
-            else checked_gradient(gradient, variable, valid_dtypes, takes_wide)
+            None if gradient is None else checked_gradient(gradient, variable, valid_dtypes, types)
             for gradient, variable in pairs
         ]
     except TypeError:
         wrong = [
             f"grads_and_vars[{position}]: {message}"
             for position, pair in zip(positions, pairs, strict=True)
-            if (message := _wrong_dtype(*pair, takes_wide)) is not None
+            if (message := _wrong_dtype(*pair, types)) is not None
         ]
         if len(wrong) < 2:
             raise
-    raise TypeError(f"{len(wrong)} gradients have a wrong dtype: {'; '.join(wrong)}. {_NO_CAST}")
+    listed = "; ".join(wrong)
+    raise TypeError(f"{len(wrong)} gradients have a wrong dtype: {listed}. {_how_to_cast(types)}")
 
 
 def checked_gradient(
     gradient: Any,
     variable: Variable,
     valid_dtypes: Set[np.dtype[Any]],
-    takes_wide: bool = False,
+    types: GradientTypes = GradientTypes.OWN,
 ) -> Gradient:
     """Returns an array of its variable's device, shape and dtype, or IndexedSlices that fit it.
 
-    With `takes_wide`, the dtype may be the one that rules compute in.
+    Its dtype is one of `types` that updates can read.
     """
     refuse_split(variable)
     if variable.dtype not in valid_dtypes:
@@ -200,8 +198,8 @@ def checked_gradient(
             f'Invalid type {variable.dtype} for "{variable.name}", expected: {expected}.{hint}'
         )
     if isinstance(gradient, IndexedSlices):
-        return _checked_slices(gradient, variable, takes_wide)
-    array = _as_gradient_array(gradient, variable, takes_wide)
+        return _checked_slices(gradient, variable, types)
+    array = _as_gradient_array(gradient, variable, types)
     if array.shape != variable.shape:
         hint = "For a gradient of some rows, pass IndexedSlices(values, indices)."
         if array.shape == (1, *variable.shape):
@@ -235,7 +233,9 @@ def _pair(position: int, pair: Any) -> tuple[Any, Any]:
     return parts
 
 
-def _checked_slices(slices: IndexedSlices, variable: Variable, takes_wide: bool) -> IndexedSlices:
+def _checked_slices(
+    slices: IndexedSlices, variable: Variable, types: GradientTypes
+) -> IndexedSlices:
     shape = variable.shape
     if variable.constraint is not None:
         raise RuntimeError(
@@ -251,8 +251,9 @@ def _checked_slices(slices: IndexedSlices, variable: Variable, takes_wide: bool)
     except (TypeError, ValueError) as error:
         raise_naming(f'gradient for "{variable.name}"', error)
     values, indices = slices.values, slices.indices
-    if values.dtype != variable.dtype:
-        _check_dtype(values, variable, takes_wide)
+    is_other = values.dtype != variable.dtype
+    if is_other:
+        _check_dtype(values, variable, types)
     if values.shape[1:] != shape[1:]:
         raise ValueError(
             f'gradient for "{variable.name}" has rows of shape {values.shape[1:]} (values '
@@ -277,6 +278,8 @@ def _checked_slices(slices: IndexedSlices, variable: Variable, takes_wide: bool)
     are_arrays = array_types.issuperset((type(values), type(indices)))
     if not (are_arrays and indices_device is device and device_of(values) is device):
         values, indices = _on_device(values, variable), _on_device(indices, variable)
+    if is_other:
+        values = as_read(values, variable)
     return slices.replace(values, indices, shape)
 
 
@@ -292,16 +295,16 @@ def _check_rows(indices: np.ndarray[Any, Any], variable: Variable, height: int) 
         )
 
 
-def _as_gradient_array(gradient: Any, variable: Variable, takes_wide: bool) -> Any:
+def _as_gradient_array(gradient: Any, variable: Variable, types: GradientTypes) -> Any:
     if isinstance(gradient, Variable):
         # The step reads it later, inside `reading`; a copy to another device is made now.
         with reading(gradient):
-            return _as_gradient_array(gradient.storage, variable, takes_wide)
+            return _as_gradient_array(gradient.storage, variable, types)
     refuse_masked(gradient, f'gradient for "{variable.name}"')
     if hasattr(gradient, "dtype"):
         array = _on_device(gradient, variable)
-        _check_dtype(array, variable, takes_wide)
-        return array
+        _check_dtype(array, variable, types)
+        return as_read(array, variable)
     try:
         array = np.asarray(gradient)
     except Exception as error:  # of a ragged list, or of the gradient's own code
@@ -312,7 +315,8 @@ def _as_gradient_array(gradient: Any, variable: Variable, takes_wide: bool) -> A
             f'"{variable.name}" is {gradient!r}'
         )
     if _has_dtype(gradient):
-        _check_dtype(array, variable, takes_wide)
+        _check_dtype(array, variable, types)
+        return as_read(_on_device(array, variable), variable)
     # Python's numbers have no type of their own.
     return _on_device(array.astype(variable.dtype), variable)
 
@@ -343,17 +347,26 @@ def _on_device(array: Any, variable: Variable) -> Any:
         raise_naming(f'gradient for "{variable.name}"', error)
 
 
-def _check_dtype(array: Any, variable: Variable, takes_wide: bool) -> None:
-    message = _wrong_dtype(array, variable, takes_wide)
+def _check_dtype(array: Any, variable: Variable, types: GradientTypes) -> None:
+    message = _wrong_dtype(array, variable, types)
     if message is not None:
-        raise TypeError(f"{message}. {_NO_CAST}")
+        raise TypeError(f"{message}. {_how_to_cast(types)}")
 
 
-def _wrong_dtype(gradient: Any, variable: Variable, takes_wide: bool) -> str | None:
+def _how_to_cast(types: GradientTypes) -> str:
+    if types is GradientTypes.FLOATS:
+        return 'gradient_dtype="cast" is for floats: use gradient.astype(...).'
+    return (
+        'No gradient is cast: use gradient.astype(...), or pass gradient_dtype="cast" to the '
+        "optimizer, for floats."
+    )
+
+
+def _wrong_dtype(gradient: Any, variable: Variable, types: GradientTypes) -> str | None:
     """Describes the dtype of a gradient that its variable does not take; None if it takes it."""
     values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
     dtype = getattr(values, "dtype", variable.dtype)
-    if dtype == variable.dtype or (takes_wide and dtype == wide_dtype(variable)):
+    if types.include(dtype, variable):
         return None
     return (
         f'gradient for "{variable.name}" has dtype {dtype}; the variable has dtype {variable.dtype}'

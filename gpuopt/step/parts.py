@@ -13,6 +13,7 @@ from gpuopt.step.known import Batch, Group
 from gpuopt.step.pairs import checked_gradients
 from gpuopt.step.rule_protocol import RuleOptimizer
 from gpuopt.step.updates import Pair, dtypes_of
+from gpuopt.step.wide_gradients import types_of
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, as_variable
@@ -74,7 +75,8 @@ class Part:
             if self.versions is not None:
                 return
         dtypes = dtypes_of(optimizer)
-        self.gradients = checked_gradients(list(self.pairs()), self.numbers, dtypes, takes_wide)
+        types = types_of(optimizer, takes_wide) if takes_wide else optimizer._gradient_types
+        self.gradients = checked_gradients(list(self.pairs()), self.numbers, dtypes, types)
         if group is not None:
             self.versions = group.accept(self.gradients)
 
@@ -127,12 +129,13 @@ Unit = list[tuple[Part, Batch]]
 def units_of(parts: Sequence[Part]) -> list[Unit]:
     """Returns what backends write at once; none overwrites gradients that are read later."""
     units: list[Unit] = []
-    sparse: dict[tuple[UpdateRule, Device, np.dtype[Any]], Unit] = {}
+    sparse: dict[tuple[UpdateRule, Device, np.dtype[Any], np.dtype[Any]], Unit] = {}
     for part in parts:
         for batch in part.require_group().batches:
             unit: Unit = []
             if part.is_sparse:
-                unit = sparse.setdefault((part.rule, batch.device, batch.dtype), unit)
+                of_gradient = part.gradients[0].values.dtype
+                unit = sparse.setdefault((part.rule, batch.device, batch.dtype, of_gradient), unit)
             if not unit:
                 units.append(unit)
             unit.append((part, batch))

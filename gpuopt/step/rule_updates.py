@@ -41,6 +41,7 @@ from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.tables_behind import refuse_tables_of_another, refuse_unseen_reads
 from gpuopt.step.updated_arrays import target_of
 from gpuopt.step.updates import Decider, Pair, apply_constraint, dtypes_of
+from gpuopt.step.wide_gradients import GradientTypes, types_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -91,7 +92,9 @@ class RuleUpdates:
             except ValueError:  # a tuple of another length
                 as_pairs(given)
                 raise
-        kinds = list(map(type, gradients))
+        kinds: list[Any] = list(map(type, gradients))
+        if optimizer._gradient_types is GradientTypes.FLOATS:  # which decide about the parts, too
+            kinds += [getattr(each, "dtype", None) for each in gradients]
         if request.decaying is None:
             plan = optimizer.plans.find(variables)
             if plan is not None and plan.kinds == kinds:
@@ -126,7 +129,7 @@ class RuleUpdates:
         self.num_elements = num_elements
         return True
 
-    def _remember(self, variables: Sequence[Any], kinds: Sequence[type]) -> None:
+    def _remember(self, variables: Sequence[Any], kinds: Sequence[Any]) -> None:
         """Keeps a plan for the next step of these pairs."""
         moves_averages = self._optimizer.averages is not None
         parts: list[PlannedPart] = []
@@ -143,12 +146,12 @@ class RuleUpdates:
         given: Sequence[tuple[Any, Any]],
         variables: Sequence[Any],
         gradients: Sequence[Any],
-        kinds: Sequence[type],
+        kinds: Sequence[Any],
     ) -> None:
         """Divides pairs that are not known together."""
         optimizer, request = self._optimizer, self.request
-        others = [at for at, kind in enumerate(kinds) if kind not in array_types]
-        left: Sequence[int] = range(len(kinds))
+        others = [at for at, kind in enumerate(kinds[: len(given)]) if kind not in array_types]
+        left: Sequence[int] = range(len(given))
         if others:
             given = list(given)  # what converts a gradient may change the caller's list
             left = sorted(set(left).difference(others))
@@ -166,9 +169,8 @@ class RuleUpdates:
                 self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
                 self._add_part([as_passed], [gradient], [position], is_sparse=True)
             else:
-                checked = checked_gradient(
-                    gradient, variable, dtypes_of(optimizer), request.takes_wide
-                )
+                types = types_of(optimizer, request.takes_wide)
+                checked = checked_gradient(gradient, variable, dtypes_of(optimizer), types)
                 if isinstance(gradient, Variable):
                     self.read.append(gradient)
                 converted.append((position, checked, as_passed))
@@ -564,6 +566,16 @@ class RuleUpdates:
                 those of which it does, and one for the others.
         """
         optimizer = self._optimizer
+        if optimizer._gradient_types is GradientTypes.FLOATS:
+            # Backends update variables of one type by gradients of one type.
+            pairs = zip(gradients, variables, strict=True)
+            found = [(g.dtype, getattr(v, "dtype", g.dtype)) for g, v in pairs]
+            others = ["" if dtype == own else dtype.name for dtype, own in found]
+            if len(kinds := list(dict.fromkeys(others))) > 1:
+                for kind in kinds:
+                    chosen = _chosen(others, kind, variables, gradients, positions)
+                    self._add_dense(*chosen, is_averaged)
+                return
         if optimizer.averages is None:
             is_averaged = False
         elif is_averaged is None:
@@ -610,7 +622,7 @@ def _chosen(
     kinds: Sequence[Any], kind: Any, *lists: Sequence[Any]
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Returns of each of three lists the items of one kind, given each item's kind."""
-    mine = [i for i, each in enumerate(kinds) if each is kind]
+    mine = [i for i, each in enumerate(kinds) if each == kind]
     some, theirs, at = ([items[i] for i in mine] for items in lists)
     return some, theirs, at
 

@@ -19,7 +19,7 @@ from gpuopt.step.pairs import Gradient, as_pairs, checked_pairs
 from gpuopt.step.request import StepRequest
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.user_code import call_user_code
-from gpuopt.step.wide_gradients import narrowed
+from gpuopt.step.wide_gradients import GradientTypes, narrowed, types_of, widened
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -144,7 +144,7 @@ class HookOptimizer(Protocol):
     this_thread: Any
 
     @property
-    def _takes_wide(self) -> bool: ...
+    def _gradient_types(self) -> GradientTypes: ...
 
     def _valid_dtypes(self) -> Iterable[Any]: ...
 
@@ -166,7 +166,8 @@ class HookUpdates:
         self._optimizer = optimizer
         self.request = request
         given = as_pairs(request.pairs)
-        checked = checked_pairs(given, dtypes_of(optimizer), request.takes_wide)
+        types = types_of(optimizer, request.takes_wide)
+        checked = checked_pairs(given, dtypes_of(optimizer), types)
         # A hook's own code computes in the variable's dtype.
         self._pairs = [(narrowed(*pair), pair[1]) for pair in checked if pair[0] is not None]
         self._num_begun = 0
@@ -278,8 +279,18 @@ def pairs_for(
         grads_and_vars: See `checked_pairs`.
         takes_wide: Whether the step takes wide gradients that the optimizer by itself does not.
     """
-    takes_wide = takes_wide or optimizer._takes_wide
-    return checked_pairs(grads_and_vars, dtypes_of(optimizer), takes_wide)
+    types = types_of(optimizer, takes_wide)
+    return checked_pairs(grads_and_vars, dtypes_of(optimizer), types)
+
+
+def pairs_to_sum(
+    optimizer: HookOptimizer, grads_and_vars: Iterable[tuple[Any, Any]], takes_wide: bool = False
+) -> list[tuple[Gradient | None, Variable]]:
+    """Returns `pairs_for`; if any float is taken, gradients of one type, which others add."""
+    pairs = pairs_for(optimizer, grads_and_vars, takes_wide)
+    if optimizer._gradient_types is not GradientTypes.FLOATS:
+        return pairs
+    return [(widened(*pair), pair[1]) for pair in pairs]
 
 
 def dtypes_of(optimizer: HookOptimizer) -> frozenset[np.dtype[Any]]:

@@ -1,15 +1,58 @@
-"""float32 gradients of 16-bit variables: sums, or divided by a loss scale."""
+"""Gradients of other types than their variables': sums, unscaled ones, and those of a user."""
 
 from __future__ import annotations
 
-from typing import Any
+from enum import IntEnum
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
+from gpuopt.quietly import quietly
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.variable import Variable
+from gpuopt.variables.variable import FLOAT_DTYPES, Variable
+
+
+class GradientTypes(IntEnum):
+    """The types that gradients may have."""
+
+    OWN = 0
+    """The variable's."""
+    WIDE = 1
+    """Also the one that rules compute in."""
+    FLOATS = 2
+    """Every float."""
+
+    def include(self, dtype: np.dtype[Any], variable: Variable) -> bool:
+        """Whether a gradient of a variable may have a type."""
+        if dtype == variable.dtype:
+            return True
+        others = {self.OWN: (), self.WIDE: {wide_dtype(variable)}, self.FLOATS: FLOAT_DTYPES}
+        return dtype in others[self]
+
+
+class TakesGradients(Protocol):
+    """The part of an optimizer that `types_of` uses."""
+
+    @property
+    def _gradient_types(self) -> GradientTypes: ...
+
+
+def types_of(optimizer: TakesGradients, takes_wide: bool) -> GradientTypes:
+    """Returns the types that gradients of a step may have; see `StepRequest.takes_wide`."""
+    return max(optimizer._gradient_types, GradientTypes(takes_wide))
+
+
+def as_read(array: Any, variable: Variable) -> Any:
+    """Returns a gradient's array on the variable's device in a type that loops convert from.
+
+    They convert between types of at most 32 bits. Between others, it is a copy of `wide_dtype`.
+    """
+    if array.dtype == variable.dtype or max(array.itemsize, variable.itemsize) <= 4:
+        return array
+    return quietly(partial(widened, array, variable))
 
 
 def wide_dtype(variable: Variable) -> np.dtype[Any]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuopt.clipping import clip_by_global_norm
 from gpuopt.step.pairs import Gradient, as_pairs, as_sequence, checked_gradient, unpack_pair
+from gpuopt.step.wide_gradients import GradientTypes
 from gpuopt.variables.operators import reading
 from gpuopt.variables.variable import FLOAT_DTYPES
 from gpuopt.wrappers.base import checked_number
@@ -44,7 +45,9 @@ def clip_gradients_by_global_norm(
     given = as_pairs(as_sequence(gradients_variables))
     unpacked = [unpack_pair(position, pair) for position, pair in enumerate(given)]
     gradients = [
-        None if gradient is None else checked_gradient(gradient, variable, FLOAT_DTYPES, True)
+        None
+        if gradient is None
+        else checked_gradient(gradient, variable, FLOAT_DTYPES, GradientTypes.WIDE)
         for gradient, variable in unpacked
     ]
     if not [gradient for gradient in gradients if gradient is not None]:

@@ -158,10 +158,11 @@ class GradientSums(SumsInState):
             begin: Has sums begin anew that have begun.
         """
         # A launch for each: sparse gradients that have become dense may be of another type.
-        by_kind: dict[tuple[bool, bool], list[Pair]] = {}
+        by_kind: dict[tuple[bool, str], list[Pair]] = {}
         for gradient, variable in pairs:
             begins = begin or not self._sums[variable.identity].is_dense
-            kind = begins, gradient.dtype == variable.dtype
+            is_own = gradient.dtype == variable.dtype
+            kind = begins, "" if is_own else gradient.dtype.name
             by_kind.setdefault(kind, []).append((gradient, variable))
         for (all_begin, _), some in by_kind.items():
             rule = begin_sum if all_begin else add_to_sum

@@ -32,6 +32,7 @@ from gpuopt.step.replica_context import replica_context
 from gpuopt.step.request import StepRequest, is_overridden, make_step
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
+from gpuopt.step.wide_gradients import GradientTypes
 from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar, check_bool
@@ -373,8 +374,8 @@ class LossScaleOptimizer(StepWrapper):
     # What the step calls: see `Addition`.
 
     @property
-    def _takes_wide(self) -> bool:
-        return True
+    def _gradient_types(self) -> GradientTypes:  # type: ignore[override]
+        return max(GradientTypes.WIDE, self._inner._gradient_types)
 
     @property
     def _keeps_new_slots(self) -> bool:

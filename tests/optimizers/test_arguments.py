@@ -84,6 +84,7 @@ def test_common_arguments_show_in_a_new_optimizers_signature() -> None:
         "masters": None,
         "stochastic_rounding": None,
         "averages": None,
+        "gradient_dtype": "strict",
     }
 
 
@@ -249,6 +250,7 @@ def test_a_constructor_that_annotates_nothing_is_answered_with_the_common_argume
         "clip_form",
         "clip_norm",
         "clip_value",
+        "gradient_dtype",
         "groups",
         "learning_rate",
         "masters",

@@ -96,7 +96,10 @@ def test_gradients_of_other_dtypes_are_listed_together() -> None:
     assert 'gradient for "first" has dtype float64; the variable has dtype float32; ' in message
     assert 'grads_and_vars[2]: gradient for "third" has dtype float64' in message
     assert "second" not in message
-    assert message.endswith("dtype float32. No gradient is cast: use gradient.astype(...).")
+    assert message.endswith(
+        "dtype float32. No gradient is cast: use gradient.astype(...), or pass "
+        'gradient_dtype="cast" to the optimizer, for floats.'
+    )
 
 
 def test_a_complex_array_is_trained_by_its_view() -> None:

@@ -30,6 +30,9 @@ from gpuopt.step.averages import MovingAverages
 # By which formula gradients are scaled to a norm.
 ClipFormName = Literal["tensorflow", "torch", "apex"]
 
+# Whether gradients have their variables' types, or any float is converted to that of a step.
+GradientDtype = Literal["strict", "cast"]
+
 # Of the arguments that `RuleOptimizer` takes, and `Optimizer` does not, beside `STAGE_OPTIONS`.
 _DEFAULTS: dict[str, Any] = {
     "groups": (),
@@ -41,6 +44,7 @@ _DEFAULTS: dict[str, Any] = {
     "slot_dtype": None,
     "masters": None,
     "averages": None,
+    "gradient_dtype": "strict",
     "decay_variables": None,
 }
 
@@ -62,6 +66,7 @@ class Additions(TypedDict, total=False):
     masters: Masters | type[Any] | np.dtype[Any] | None
     stochastic_rounding: int | None
     averages: MovingAverages | None
+    gradient_dtype: GradientDtype
 
 
 class Common(Additions, total=False):

@@ -6,18 +6,20 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
 from operator import attrgetter, is_
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast, get_args
 
 import numpy as np
 
 from gpuopt.backends import gpu_backends
 from gpuopt.backends.clips import ClipForm
+from gpuopt.choices import is_one_of
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import (
     GIVEN_BY_NAME,
     GIVEN_ONCE,
     Common,
     FullSignature,
+    GradientDtype,
     unknown_argument,
     with_defaults,
 )
@@ -59,6 +61,7 @@ from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.tables_behind import bring_up_all
 from gpuopt.step.updates import HookUpdates, Updates
 from gpuopt.step.user_code import call_user_code
+from gpuopt.step.wide_gradients import GradientTypes
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar
@@ -148,6 +151,10 @@ class RuleOptimizer(Optimizer):
             step, for the variables that have a gradient: with the same values, and mostly in
             the launch that updates them. It may belong to several optimizers. With `masters`,
             it is of the master copies, and float32;
+            `gradient_dtype`, "cast" to take gradients of any float type, and values of
+            `IndexedSlices`: each is converted to the type that the step computes in, float32 or
+            float64, before all else. So a float64 gradient of 1e300 is infinite beside a float32
+            variable. With "strict", a gradient of another type than its variable's is an error;
             and `decay_variables`, for those with the hyperparameter `weight_decay`: which
             variables decay. "matrices" are those of two or more dimensions; a function gets a
             Variable and returns True or False, and is called once for each. Others are updated
@@ -253,6 +260,11 @@ class RuleOptimizer(Optimizer):
             if value is not None
         ]
         self.averages = following(ours.pop("averages"), self.slot_codecs.masters)
+        gradient_dtype = ours.pop("gradient_dtype")
+        if not is_one_of(gradient_dtype, get_args(GradientDtype)):
+            raise ValueError(f'gradient_dtype must be "strict" or "cast", got {gradient_dtype!r}')
+        if gradient_dtype == "cast":
+            self._gradient_types = GradientTypes.FLOATS
         decay_variables = ours.pop("decay_variables")
         sums_inputs = bool(self.rule.degrees)
         clipping, self.clips = clipping_of(**ours, groups=self._grouping, sums_inputs=sums_inputs)

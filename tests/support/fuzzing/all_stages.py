@@ -126,6 +126,7 @@ class Program:
         self.clip = choose([Clip(), Clip(norm=0.75), Clip(value=0.5), Clip(norm=1.5, form="torch")])
         self.group = choose([None, None, {}, {"clip_norm": 0.25}, {"clip_value": 0.125}])
         self.rate = choose(["fixed", "function", "schedule"])
+        self.casts = choose([False, False, True])
         self.saved: list[Any] = []
         self.made_steps = 0
         self.make()
@@ -133,7 +134,7 @@ class Program:
             f"{self.kind} of {of_all} on {device}, {self.form.options}, averages {self.follows}, "
             f"scale {self.scaling}, skips {self.skips} (refuses {self.refuses}), "
             f"accumulates {self.accumulated} (mean {self.is_mean}), {self.clip}, "
-            f"group {self.group}, rate {self.rate}"
+            f"group {self.group}, rate {self.rate}, casts gradients {self.casts}"
         )
 
     def choose(self, items: Any) -> Any:
@@ -155,6 +156,8 @@ class Program:
             options["groups"] = [group]
         if self.skips and not self.scaling:
             options["on_nonfinite"] = "raise" if self.refuses else "skip"
+        if self.casts:
+            options["gradient_dtype"] = "cast"
         if self.follows == "inside":
             if self.averages is None:
                 self.averages = gpuopt.ExponentialMovingAverage(AVERAGE_DECAY)
@@ -223,7 +226,7 @@ class Program:
 
     @np.errstate(over="ignore")  # times a scale, in 16 bits
     def gradients(self) -> dict[str, Any]:
-        """Draws gradients in the arrays' types, times the scale of the loss if it is asked for."""
+        """Draws gradients in the arrays' types, or others, times the scale of the loss if asked."""
         scale = 1.0 if self.accumulated or self.scaled is None else self.model.scaling.scale
         size = self.choose([1.0, 1.0, 2.0**-6, 8.0])
         drawn: dict[str, Any] = {}
@@ -234,11 +237,14 @@ class Program:
                 count = int(self.rng.integers(0, 7))
                 values = size * scale * self.rng.normal(size=(count, *value.shape[1:]))
                 rows = self.rng.integers(0, len(value), count)
-                drawn[label] = Rows(values.astype(self.dtypes[label]), rows)
+                drawn[label] = Rows(values.astype(self.dtype_of_gradient(label)), rows)
             else:
                 gradient = size * scale * self.rng.normal(size=value.shape)
-                drawn[label] = np.asarray(gradient).astype(self.dtypes[label])
+                drawn[label] = np.asarray(gradient).astype(self.dtype_of_gradient(label))
         return drawn or {"w0": np.full(SHAPES["w0"], scale).astype(self.dtypes["w0"])}
+
+    def dtype_of_gradient(self, label: str) -> np.dtype[Any]:
+        return np.dtype(self.choose(DTYPES[:4])) if self.casts else self.dtypes[label]
 
     def given(self, gradients: Mapping[str, Any]) -> list[tuple[Any, Variable]]:
         """Returns what an optimizer gets; on the variables' devices, and now and then not."""
@@ -284,7 +290,8 @@ class Program:
     def follow(self, gradients: Mapping[str, Any]) -> bool:
         """Has the model do what `apply` has done; says whether it was an update."""
         unscaled = {
-            label: _times(_wide(each), 1 / self.scale()) for label, each in gradients.items()
+            label: _times(_wide(each, self.dtypes[label]), 1 / self.scale())
+            for label, each in gradients.items()
         }
         if not self.accumulated:
             return self.update(unscaled)
@@ -401,10 +408,13 @@ def as_float64(variable: Any) -> np.ndarray:
     return np.array(variable.numpy(), np.float64)
 
 
-def _wide(gradient: Any) -> Any:
+@np.errstate(over="ignore")
+def _wide(gradient: Any, dtype: np.dtype[Any]) -> Any:
+    """Returns what a step reads of the gradient of an array of this type."""
     if isinstance(gradient, Rows):
-        return Rows(gradient.values.astype(np.float64), gradient.indices)
-    return gradient.astype(np.float64)
+        return Rows(_wide(gradient.values, dtype), gradient.indices)
+    read = np.float64 if dtype == np.float64 else np.float32
+    return gradient.astype(read).astype(np.float64)
 
 
 def _times(gradient: Any, factor: float) -> Any:
@@ -539,10 +549,11 @@ def by_another(program: Program) -> None:
         if np.isfinite(getattr(each, "values", each)).all()
     }
     if gradients:
-        gpuopt.GradientDescentOptimizer(0.5).apply_gradients(program.given(gradients))
+        other = gpuopt.GradientDescentOptimizer(0.5, gradient_dtype="cast")
+        other.apply_gradients(program.given(gradients))
     for label, gradient in gradients.items():
         value = program.shown[label].copy()
-        wide = _wide(gradient)
+        wide = _wide(gradient, program.dtypes[label])
         if isinstance(wide, Rows):
             np.subtract.at(value, wide.indices, 0.5 * wide.values)
         else:
