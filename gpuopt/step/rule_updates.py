@@ -49,6 +49,8 @@ from gpuopt.variables.variable import Variable, as_variable
 
 _NO_GROUP = [0]
 _TUPLES = {tuple}
+# Of gradients that are no plain arrays: plans have them, or leave them out.
+_PLANNED = frozenset([IndexedSlices, type(None)])
 
 
 class RuleUpdates:
@@ -179,7 +181,7 @@ class RuleUpdates:
             self._add_dense(listed, arrays, positions)
         if not self._parts:
             refuse_no_gradients([unpack_pair(*each)[1] for each in enumerate(given)])
-        if request.decaying is None and all(kinds[at] is IndexedSlices for at in others):
+        if request.decaying is None and _PLANNED.issuperset([kinds[at] for at in others]):
             self._remember(variables, kinds)
 
     def pairs(self) -> Sequence[Pair]:
