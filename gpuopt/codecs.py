@@ -17,6 +17,7 @@ import numpy as np
 
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.slot_codes import (
+    BLOCK,
     CodedValues,
     Coding,
     SlotTables,
@@ -60,14 +61,15 @@ class Codec(ABC):
         num_arrays: How many arrays store the numbers.
         is_decoded: Whether `decode` computes the numbers. Else the first array holds them, and
             rules read and write them there.
-        has_blocks: Whether the second array has one scale for each block of the first.
+        per_block: How many elements of the first array share a number of the second, their scale; 0
+            if there are no blocks.
         is_rounded: Whether a rule with stochastic rounding rounds the numbers at random.
     """
 
     real: np.dtype[Any] = _FLOAT
     num_arrays: int = 1
     is_decoded: bool = False
-    has_blocks: bool = False
+    per_block: int = 0
     is_rounded: bool = False
 
     @property
@@ -222,7 +224,8 @@ class Coded(Codec):
 
     num_arrays = 2
     ends_at_rows: bool = True
-    is_decoded = has_blocks = True
+    is_decoded = True
+    per_block = BLOCK
     dtypes = np.dtype(np.uint8), _FLOAT
 
     @property
@@ -242,17 +245,12 @@ class Coded(Codec):
 
     @property
     def cpp(self) -> str | None:
-        return f"gpuopt::Coded<{self.cpp_code}>"
+        return f"gpuopt::Coded<{self.cpp_code}, {self.per_block}>"
 
     @property
     def meaning(self) -> str:
         """What codes stand for, as people read it."""
         return "each number"
-
-    @property
-    def zero(self) -> int:
-        """The code of 0."""
-        return 0
 
     @abstractmethod
     def encode_blocks(self, values: Array) -> tuple[Array, Array]:
@@ -269,28 +267,31 @@ class Coded(Codec):
     def decode(self, arrays: Sequence[Array], out: Array) -> None:
         codes, scales = arrays
         values = out.reshape(codes.shape)
-        for (numbers, block), [theirs] in blocks_of([values, codes], [scales]):
+        for (numbers, block), [theirs] in blocks_of([values, codes], [scales], self.per_block):
             numbers[...] = self.decode_blocks(block, theirs)
 
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         codes, scales = arrays
         numbers = values.reshape(codes.shape)
-        for (block, new_codes), [new_scales] in blocks_of([numbers, codes], [scales]):
+        for (block, new_codes), [new_scales] in blocks_of(
+            [numbers, codes], [scales], self.per_block
+        ):
             new_codes[...], new_scales[...] = self.encode_blocks(block)
 
     def forms(
         self, shape: tuple[int, ...], start: float = 0.0, *, by_rows: bool = False
     ) -> list[Form]:
-        """Returns the forms of new codes and scales, whose numbers are 0.
+        """Returns the forms of new codes and scales; see `Codec.forms`.
 
         Args:
             shape: That of the numbers.
-            start: Ignored.
+            start: What they start with.
             by_rows: Whether blocks end at rows.
         """
-        of_scales = scales_shape(shape, by_rows=by_rows)
+        of_scales = scales_shape(shape, self.per_block, by_rows=by_rows)
         of_codes, real = self.dtypes
-        return [Form(shape, of_codes, self.zero), Form(of_scales, real, 0.0)]
+        [[code]], [scale] = self.encode_blocks(np.full((1, 1), start, real))
+        return [Form(shape, of_codes, float(code)), Form(of_scales, real, float(scale))]
 
     def new_arrays(self, values: Array, *, by_rows: bool = False) -> CodedValues:
         """Returns the nearest codes and their scales; numbers that are not finite become 0.
@@ -322,10 +323,6 @@ class Byte(Coded):
     @property
     def name(self) -> str:
         return self.coding.name.lower()
-
-    @property
-    def zero(self) -> int:
-        return self.coding.zero
 
     @property
     def meaning(self) -> str:
@@ -381,8 +378,9 @@ class Codecs:
         return {type(each) for each in self.every} <= {Plain, Cast}
 
     @computed_once
-    def have_blocks(self) -> bool:
-        return any(map(attrgetter("has_blocks"), self.every))
+    def per_block(self) -> int:
+        """That of the slots in 8 bits, which all have the same; 0 if there are none."""
+        return max(codec.per_block for codec in self.every)
 
     @computed_once
     def gradient_dtype(self) -> np.dtype[Any]:
@@ -423,7 +421,7 @@ class Codecs:
         """Stores the updated numbers that `decode` returned."""
         if self.are_plain:
             return
-        coded = [each for codec, each in zip(self.every, values, strict=True) if codec.has_blocks]
+        coded = [each for codec, each in zip(self.every, values, strict=True) if codec.per_block]
         if coded:
             # Infinity and NaN have no code: then all coded slots of the element start again from 0.
             lost = ~np.logical_and.reduce([np.isfinite(each) for each in coded])

@@ -19,7 +19,7 @@ from gpuopt.near_names import find_near
 from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.rounded import BFLOAT16
-from gpuopt.rules.slot_codes import BLOCK, scales_name
+from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.stage import ORDER, in_order
 from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
@@ -235,7 +235,7 @@ def _arrays(
         if name in coded:
             what = f"codes of {coded[name].meaning}"
         elif name in map(scales_name, coded):
-            what = f"a scale for {BLOCK} codes"
+            what = f"a scale for {codecs.per_block} codes"
         if name in optimizer.rule.row_slots:
             what += ", one number a row"
         rows.append((name, slot.dtype, what))

@@ -55,10 +55,10 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
   if (*refused != 0) return;
   prepare_codes<Program>();
   const Tables tables = {only_gradient, gradients, num_tables};
-  const Lanes lanes(lanes_of_block(row_width));
+  const Lanes lanes(lanes_of_block<Program>(row_width));
   const Parts<const float> all(parts, rows.num_rows, row_width);
   const GroupScalars<Program> every = {scalars, many_scalars};
-  const long long per_row = blocks_of_row(row_width);
+  const long long per_row = blocks_of_row<Program>(row_width);
   for (long long i = lanes.group; i < rows.num_rows * per_row; i += lanes.num_groups) {
     const long long begin = per_row == 1 ? i : i / per_row;
     if (!begins_run(rows, begin)) continue;
@@ -67,8 +67,8 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
     const long long number = i - begin * per_row;
     const long long table = num_tables == 1 ? 0 : tables.number_of(key);
     const GradientOf<Program>* grad = tables.values_of<GradientOf<Program>>(table);
-    const LanePart part(row * per_row + number, row * row_width, number * block_codes, row_width,
-                        lanes);
+    const LanePart part(Program::per_block, row * per_row + number, row * row_width,
+                        number * Program::per_block, row_width, lanes);
     const bool has_rows = (row_width % lane_codes == 0) & part.is_packed();
     // Before the arrays' addresses and the state are loaded: beside them, the gradients of several
     // rows would take too many registers.
@@ -105,14 +105,14 @@ __global__ void update_other_coded_rows(const __grid_constant__ CodedArraysOf<Pr
   prepare_codes<Program>();
   const CodedTarget<Program> target(arrays.of);
   const bool has_packs = target.has_packs();
-  const Lanes lanes(lanes_of_block(row_width));
-  const long long per_row = blocks_of_row(row_width);
+  const Lanes lanes(lanes_of_block<Program>(row_width));
+  const long long per_row = blocks_of_row<Program>(row_width);
   const long long num_blocks = size / row_width * per_row;
   for (long long block = lanes.group; block < num_blocks; block += lanes.num_groups) {
     const long long row = per_row == 1 ? block : block / per_row;
     if (touched[word_of(row)] & bit_of(row)) continue;
-    const LanePart part(block, row * row_width, (block - row * per_row) * block_codes, row_width,
-                        lanes);
+    const LanePart part(Program::per_block, block, row * row_width,
+                        (block - row * per_row) * Program::per_block, row_width, lanes);
     const bool is_packed = part.is_packed() && has_packs;
     CodedState<Program> state(target, is_packed, part);
     const float zero[lane_codes] = {};

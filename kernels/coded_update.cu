@@ -26,9 +26,9 @@ struct BlocksOfChunk {
                                            long long gradient)
       : target(variable.arrays),
         grad(reinterpret_cast<const GradientOf<Program>*>(gradient)),
-        lanes(lanes_of_block(variable.width)),
+        lanes(lanes_of_block<Program>(variable.width)),
         width(variable.width),
-        per_row(blocks_of_row(variable.width)),
+        per_row(blocks_of_row<Program>(variable.width)),
         is_one_row(variable.width == variable.size) {
     target.first_number = variable.first_number;
     const long long num_blocks = is_one_row ? per_row : variable.size / width * per_row;
@@ -46,13 +46,13 @@ struct BlocksOfChunk {
     const int at_once = static_cast<int>(blockDim.x) / lanes.num_lanes;
     for (long long block = begin + threadIdx.x / lanes.num_lanes; block < end; block += at_once) {
       long long row_begin = 0;
-      long long column = block * block_codes;
+      long long column = block * Program::per_block;
       if (!is_one_row) {
         const long long row = block / per_row;
         row_begin = row * width;
-        column -= row * per_row * block_codes;
+        column -= row * per_row * Program::per_block;
       }
-      const LanePart part(block, row_begin, column, width, lanes);
+      const LanePart part(Program::per_block, block, row_begin, column, width, lanes);
       const bool is_packed = part.is_packed();
       GradientOf<Program> stored[lane_codes];
       load_lane<Caching::evict_first>(grad + part.begin, part.count, is_packed & has_grad_packs,

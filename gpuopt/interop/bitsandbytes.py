@@ -22,7 +22,7 @@ from gpuopt.interop.torch_groups import Array, Part, groups_of, numbers_of, sett
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import LionOptimizer, MomentumOptimizer, TorchAdamWOptimizer
 from gpuopt.optimizers.base.declared import hyperparameters_of
-from gpuopt.rules.slot_codes import CodedValues, Coding, scales_name, scales_shape
+from gpuopt.rules.slot_codes import BLOCK, CodedValues, Coding, scales_name, scales_shape
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.variable import Variable
 
@@ -236,7 +236,7 @@ def _coded(state: Mapping[str, Any], number: int, variable: Variable) -> CodedVa
             raise ValueError(f"{what} has elements that are not finite, or squares below 0")
         return Byte(coding).new_arrays(values)
     scales, qmap = (_to_array(state.get(name)) for name in names[1:])
-    shape = scales_shape(variable.shape, by_rows=False)
+    shape = scales_shape(variable.shape, BLOCK, by_rows=False)
     found = (values.shape, values.dtype.name), (scales.shape, scales.dtype.name)
     if found != ((variable.shape, "uint8"), (shape, "float32")):
         raise ValueError(

@@ -36,7 +36,6 @@ DECAYS = {"m": "beta1", "v": "beta2"}
 
 @update_rule(
     squares=("v",),
-    eight_bit=("m", "v"),
     unnamed=Unnamed(DECAYS, Movement("step_size", "m", "v", "epsilon")),
 )
 def adam(

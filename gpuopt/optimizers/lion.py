@@ -16,7 +16,7 @@ from gpuopt.optimizers.base import (
 from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
 
 
-@update_rule(eight_bit=("m",))
+@update_rule
 def lion(var: Any, grad: Any, m: Any, *, learning_rate: Any, beta1: Any, beta2: Any) -> None:
     var -= learning_rate * np.sign(beta1 * m + (1 - beta1) * grad)
     m += (1 - beta2) * (grad - m)

@@ -8,14 +8,14 @@ from typing import Annotated, Any, ClassVar, Unpack
 from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, update_rule
 
 
-@update_rule(eight_bit=("momentum",))
+@update_rule
 def momentum(var: Any, grad: Any, momentum: Any, *, learning_rate: Any, decay: Any) -> None:
     momentum *= decay
     momentum += grad
     var -= learning_rate * momentum
 
 
-@update_rule(eight_bit=("momentum",))
+@update_rule
 def nesterov_momentum(
     var: Any, grad: Any, momentum: Any, *, learning_rate: Any, decay: Any
 ) -> None:

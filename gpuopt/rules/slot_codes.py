@@ -11,7 +11,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-# How many codes share a scale.
+# How many codes share a scale, in the forms of bitsandbytes' map.
 BLOCK = 256
 # As states name what belongs to a slot: the codes have the slot's own name.
 SCALES = "_absmax"
@@ -67,8 +67,8 @@ class CodedValues(NamedTuple):
 
     Attributes:
         codes: uint8, of the numbers' shape.
-        scales: float32: the largest magnitude of each block of `BLOCK` codes, in C order:
-            [num_blocks]. Where blocks end at rows, [num_rows, blocks of a row].
+        scales: float32: the largest magnitude of each block of codes, in C order: [num_blocks].
+            Where blocks end at rows, [num_rows, blocks of a row].
     """
 
     codes: Array
@@ -80,13 +80,13 @@ def scales_name(slot_name: str) -> str:
     return f"{slot_name}{SCALES}"
 
 
-def scales_shape(shape: Sequence[int], *, by_rows: bool) -> tuple[int, ...]:
+def scales_shape(shape: Sequence[int], per_block: int, *, by_rows: bool) -> tuple[int, ...]:
     """Returns the shape of the scales of a slot of `shape`; see `CodedValues`."""
     size = int(np.prod(shape, dtype=np.int64))
     if not by_rows:
-        return (-(-size // BLOCK),)
+        return (-(-size // per_block),)
     width = int(np.prod(shape[1:], dtype=np.int64))
-    return shape[0], -(-width // BLOCK)
+    return shape[0], -(-width // per_block)
 
 
 class Blocks(NamedTuple):
@@ -101,26 +101,28 @@ class Blocks(NamedTuple):
     scales: list[Array]
 
 
-def blocks_of(arrays: Sequence[Array], scales: Sequence[Array]) -> list[Blocks]:
+def blocks_of(arrays: Sequence[Array], scales: Sequence[Array], per_block: int) -> list[Blocks]:
     """Views arrays of one shape as blocks; those of one length are together.
 
     Args:
         arrays: Contiguous.
         scales: Of some of them, all of one shape; see `CodedValues`.
+        per_block: How many codes share a scale.
     """
     if not arrays[0].size:
         return []
     if scales[0].ndim == 1:
         flat = [array.reshape(-1) for array in arrays]
-        count = flat[0].size // BLOCK
-        end = count * BLOCK
-        whole = [array[:end].reshape(count, BLOCK) for array in flat], [s[:count] for s in scales]
+        count = flat[0].size // per_block
+        end = count * per_block
+        blocks = [array[:end].reshape(count, per_block) for array in flat]
+        whole = blocks, [s[:count] for s in scales]
         last = [array[end:].reshape(1, -1) for array in flat], [s[count:] for s in scales]
         return [Blocks(*each) for each in (whole, last) if each[0][0].size]
     rows = [array.reshape(len(array), -1) for array in arrays]
     return [
         Blocks(
-            [array[:, number * BLOCK : (number + 1) * BLOCK] for array in rows],
+            [array[:, number * per_block : (number + 1) * per_block] for array in rows],
             [each[:, number] for each in scales],
         )
         for number in range(scales[0].shape[1])

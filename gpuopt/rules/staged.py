@@ -133,7 +133,6 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
         squares=base.squares,
         sums=sums,
         row_slots=base.row_slots,
-        eight_bit=base.eight_bit,
         degrees=() if has_other_sums else base.degrees,
         stored=stored,
         terms=terms if sums else None,

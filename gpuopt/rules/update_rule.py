@@ -57,7 +57,6 @@ class UpdateRule:
             a rule has a scalar `mean_square`, [num_rows, 1]: the mean of each row's squared
             gradients.
         unnamed: What the rule does where the gradient is 0, if rows without one can catch up.
-        eight_bit: The slots that may be stored in 8 bits.
         stored: The dtype that the variable is rounded to, if the rule depends on it; see
             `averaged`.
         stages: The stages around it, in the order that they are run in.
@@ -72,7 +71,6 @@ class UpdateRule:
     terms: Callable[..., Sequence[Any]] | None = None
     row_slots: tuple[str, ...] = ()
     unnamed: Unnamed | None = None
-    eight_bit: tuple[str, ...] = ()
     degrees: tuple[int, ...] = ()
     stored: np.dtype[Any] | None = None
     stages: tuple[Stage, ...] = ()
@@ -365,7 +363,6 @@ def update_rule(
     terms: Callable[..., Sequence[Any]] | None = None,
     row_slots: Sequence[str] = (),
     unnamed: Unnamed | None = None,
-    eight_bit: Sequence[str] = (),
     degrees: Sequence[int] = (),
 ) -> Callable[[Callable[..., None]], UpdateRule]: ...
 
@@ -380,7 +377,6 @@ def update_rule(
     terms: Callable[..., Sequence[Any]] | None = None,
     row_slots: Sequence[str] = (),
     unnamed: Unnamed | None = None,
-    eight_bit: Sequence[str] = (),
     degrees: Sequence[int] = (),
 ) -> UpdateRule | Callable[[Callable[..., None]], UpdateRule]:
     """Makes an update rule from a function of numpy; a decorator, with or without arguments.
@@ -406,8 +402,6 @@ def update_rule(
             own CUDA code then has `num_row_slots`.
         unnamed: What the rule does where the gradient is 0. An optimizer whose
             `rule_of_other_rows` is this rule can then take `catch_up`.
-        eight_bit: The names of the slots that may be stored in 8 bits: their small errors do not
-            add up, and they start at 0. If these are all slots, the optimizer takes `slot_bits`.
         degrees: The degree of each sum in the gradient, if all are over the variable and the
             gradient alone: terms of `c * grad` are `c ** degree` of those of `grad`. A GPU can then
             add them up as it measures gradients for `clip_norm`, before their factor is known.
@@ -417,11 +411,11 @@ def update_rule(
         TypeError: the signature does not have this form, `cuda` is no CudaSource, the rule
             returns something or is no arithmetic on elements (with the file and the line), or only
             one of `sums` and `terms` is given.
-        ValueError: the rule writes to none of its arrays, `squares` or `eight_bit` names no slot,
-            `sums` are no scalars side by side, or `degrees` are not theirs; or `row_slots` are not
-            the last slots, or the rule has sums beside them, takes no `mean_square`, or writes to
-            one of them what differs within a row; or `unnamed` names something else than its slots
-            and scalars.
+        ValueError: the rule writes to none of its arrays, `squares` names no slot, `sums` are no
+            scalars side by side, or `degrees` are not theirs; or `row_slots` are not the last
+            slots, or the rule has sums beside them, takes no `mean_square`, or writes to one of
+            them what differs within a row; or `unnamed` names something else than its slots and
+            scalars.
     """
     if not isinstance(cuda, CudaSource | None):
         raise TypeError(f"cuda must be a gpuopt.CudaSource, got {cuda!r}")
@@ -434,10 +428,9 @@ def update_rule(
             terms=terms,
             row_slots=tuple(row_slots),
             unnamed=unnamed,
-            eight_bit=tuple(eight_bit),
             degrees=tuple(degrees),
         )
-    of_slots = tuple(squares), tuple(sums), terms, tuple(row_slots), unnamed, tuple(eight_bit)
+    of_slots = tuple(squares), tuple(sums), terms, tuple(row_slots), unnamed
     return _rule_of(apply, cuda, *of_slots, tuple(degrees))
 
 
@@ -449,7 +442,6 @@ def _rule_of(
     terms: Callable[..., Sequence[Any]] | None,
     row_slots: tuple[str, ...],
     unnamed: Unnamed | None,
-    eight_bit: tuple[str, ...],
     degrees: tuple[int, ...],
 ) -> UpdateRule:
     """Reads a rule's contract from the signature of its function."""
@@ -464,9 +456,8 @@ def _rule_of(
             f"{apply.__name__}: after (var, grad), an update rule takes slots by position and "
             "scalars by keyword, without defaults"
         )
-    for what, named in (("squares", squares), ("eight_bit", eight_bit)):
-        if not set(named) <= set(slots):
-            raise ValueError(f"{apply.__name__}: {what}={named} must be of its slots, {slots}")
+    if not set(squares) <= set(slots):
+        raise ValueError(f"{apply.__name__}: squares={squares} must be of its slots, {slots}")
     if bool(sums) != (terms is not None):
         raise TypeError(f"{apply.__name__}: sums={sums} and terms={terms} belong together")
     first = scalars.index(sums[0]) if sums and sums[0] in scalars else 0
@@ -493,7 +484,6 @@ def _rule_of(
         terms,
         row_slots,
         unnamed,
-        eight_bit,
         degrees=degrees,
     )
     if not (apply.__module__ or "").startswith("gpuopt."):

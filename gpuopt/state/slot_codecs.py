@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from gpuopt.backends.backend import compute_type
-from gpuopt.choices import is_one_of
 from gpuopt.codecs import Byte, Codec, Coded, Form, Split, codec_of
 from gpuopt.computed_once import computed_once
 from gpuopt.quietly import quietly
-from gpuopt.rules.slot_codes import BLOCK, Coding, scales_name
+from gpuopt.rules.slot_codes import Coding, scales_name
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
@@ -46,7 +46,7 @@ class CodedForm(NamedTuple):
 
 
 # By the value of the option `slot_form`.
-CODED_FORMS: dict[SlotForm, CodedForm] = {
+CODED_FORMS: dict[str, CodedForm] = {
     "root": CodedForm(Byte(Coding.SIGNED), Byte(Coding.ROOTS)),
     "bitsandbytes": CodedForm(
         Byte(Coding.SIGNED, ends_at_rows=False), Byte(Coding.SQUARES, ends_at_rows=False)
@@ -85,7 +85,7 @@ class SlotCodecs(dict[str, Codec]):
         return types[0] if types else None
 
     @property
-    def slot_form(self) -> SlotForm | None:
+    def slot_form(self) -> str | None:
         """The option `slot_form` of slots in 8 bits; None if there are none."""
         codecs = {*self.coded.values()}
         # Not by a generator: Ctrl-C in one that `next` has left is lost.
@@ -115,8 +115,8 @@ class SlotCodecs(dict[str, Codec]):
         name: str,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
+        starts: Mapping[str, float] = MappingProxyType({}),
         *,
-        start: float = 0.0,
         by_rows: bool = False,
     ) -> Form:
         """Returns the form of an array of a slot.
@@ -125,14 +125,16 @@ class SlotCodecs(dict[str, Codec]):
             name: One of `array_names`.
             shape: The slot's.
             dtype: The variable's.
-            start: What the slot starts with; ignored in 8 bits.
+            starts: What each slot starts with, if not with 0.
             by_rows: Whether blocks of codes end at rows, if there are rows.
         """
         for slot_name, codec in self.coded.items():
             if name in (slot_name, scales_name(slot_name)):
-                of_codes, of_scales = codec.forms(shape, by_rows=by_rows and len(shape) > 0)
+                ends = by_rows and len(shape) > 0
+                start = starts.get(slot_name, 0.0)
+                of_codes, of_scales = codec.forms(shape, start, by_rows=ends)
                 return of_codes if name == slot_name else of_scales
-        return self.of(name, dtype).forms(shape, start)[0]
+        return self.of(name, dtype).forms(shape, starts.get(name, 0.0))[0]
 
     def check_types(self, variables: Sequence[Variable]) -> None:
         """Raises TypeError for variables whose slots would lose most of their digits."""
@@ -154,8 +156,8 @@ class SlotCodecs(dict[str, Codec]):
         found: dict[str, Any] = {}
         if self.coded:
             codings = {name: each.name for name, each in self.coded.items()}
-            [slot_map] = {each.map for each in self.coded.values()}
-            found = {_BITS: 8, _BLOCK: BLOCK, _MAP: slot_map, _FORM: self.slot_form}
+            [(block, slot_map)] = {(each.per_block, each.map) for each in self.coded.values()}
+            found = {_BITS: 8, _BLOCK: block, _MAP: slot_map, _FORM: self.slot_form}
             found[_CODINGS] = codings
         if self.masters is not None:
             found[_MASTERS] = self.masters
@@ -215,7 +217,7 @@ def stored_as_here(
             else:
                 is_apart_here |= dtype != _DOUBLE
             names = [slot_name]
-            if codec.has_blocks:
+            if codec.per_block:
                 is_encoded = array.dtype.kind in "fV"
                 names.append(scales_name(slot_name))
             else:
@@ -242,13 +244,12 @@ def _decode(
     if theirs is None:
         return []
     found = [described.get(name) for name in (_BITS, _BLOCK, _MAP)]
-    maps = sorted({codec.map for codec in _known_codecs().values()})
-    is_known = found[:2] == [8, BLOCK] and is_one_of(found[2], maps)
-    if not is_known or not isinstance(theirs, Mapping):
+    known = sorted({(codec.per_block, codec.map) for codec in _known_codecs().values()})
+    if found not in [[8, *each] for each in known] or not isinstance(theirs, Mapping):
+        blocks = " or ".join(f"of {block} by the map {name!r}" for block, name in known)
         raise ValueError(
             f"the saved slots are of {found[0]!r} bits, in blocks of {found[1]!r} by the map "
-            f"{found[2]!r}; this version of gpuopt reads those of 8 bits, in blocks of {BLOCK} "
-            f"by the map {' or '.join(map(repr, maps))}"
+            f"{found[2]!r}; this version of gpuopt reads those of 8 bits, in blocks {blocks}"
         )
     ours = {name: each.name for name, each in here.coded.items()}
     others = [name for name in theirs if ours.get(name) != theirs[name]]

@@ -123,8 +123,8 @@ def create_slots(
                 continue
             waiting = state.waiting_slots.get((name, variable.name))
             ends = by_rows if waiting is None else waiting.ndim == 2
-            shape, start = shape_of(name, variable.shape), starts.get(name, 0.0)
-            form = codecs.form(name, shape, variable.dtype, start=start, by_rows=ends)
+            shape = shape_of(name, variable.shape)
+            form = codecs.form(name, shape, variable.dtype, starts, by_rows=ends)
             op_name = described.op_name(name)
             state.create_slot(variable, name, op_name, form.start, form.shape, form.dtype)
 

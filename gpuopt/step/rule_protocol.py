@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -54,6 +54,8 @@ class RuleOptimizer(HookOptimizer, Protocol):
     def _rule_of_call(
         self, variables: Sequence[Any], is_sparse: bool, listed: Listed
     ) -> tuple[UpdateRule, bytes]: ...
+
+    def _initial_slot_values(self) -> Mapping[str, float]: ...
 
     def _group_of_scalars(self, variable: Variable, listed: Listed = None) -> int: ...
 

@@ -258,7 +258,7 @@ class RuleUpdates:
                 option.check(variables)
             if tables:
                 shape_of = self._optimizer.rule.slot_shape
-                starts = dict.fromkeys(codecs.coded, 0.0)
+                starts = self._optimizer._initial_slot_values()
                 create = partial(create_slots, state, tables, starts, shape_of, by_rows=True)
                 self.created += state.collect_created(create)
             self.created += state.collect_created(lambda: self._optimizer._create_slots(variables))

@@ -83,7 +83,7 @@ inline void narrow(float value, Float16& stored) {
 // A codec has
 //   num_arrays     how many arrays store the numbers,
 //   is_in_place    whether one array holds the numbers as rules compute with them, and no other,
-//   has_blocks     whether numbers are stored by blocks of codes with a scale,
+//   per_block      how many codes share a scale; 0 if there are none,
 //   is_rounded     whether a rule with stochastic rounding rounds the numbers at random,
 //   of(value)      a number as it is once stored (codecs of variables alone),
 //   View           the `size` numbers from a place of its arrays on: each may be read, and then
@@ -94,7 +94,7 @@ template <class Real>
 struct Plain {
   static constexpr int num_arrays = 1;
   static constexpr bool is_in_place = true;
-  static constexpr bool has_blocks = false;
+  static constexpr int per_block = 0;
   static constexpr bool is_rounded = false;
 
   static Real of(Real value) { return value; }
@@ -116,7 +116,7 @@ template <class Stored>
 struct Cast {
   static constexpr int num_arrays = 1;
   static constexpr bool is_in_place = false;
-  static constexpr bool has_blocks = false;
+  static constexpr int per_block = 0;
   static constexpr bool is_rounded = std::is_same<Stored, Bfloat16>::value;
 
   static float of(float value) {
@@ -142,7 +142,7 @@ template <class Stored>
 struct MasterAndCopy {
   static constexpr int num_arrays = 2;
   static constexpr bool is_in_place = false;
-  static constexpr bool has_blocks = false;
+  static constexpr int per_block = 0;
   static constexpr bool is_rounded = false;
 
   static float of(float value) { return value; }
@@ -168,7 +168,7 @@ struct MasterAndCopy {
 struct Split {
   static constexpr int num_arrays = 2;
   static constexpr bool is_in_place = false;
-  static constexpr bool has_blocks = false;
+  static constexpr int per_block = 0;
   static constexpr bool is_rounded = false;
 
   static float of(float value) { return value; }
@@ -197,16 +197,16 @@ inline const SlotTables& looked_up() {
 }
 
 // Codes in 8 bits, and a scale for each block of them: a view is a block. Numbers that are written
-// are finite. `Code` is a struct like `ByteCode`.
-template <class Code>
+// are finite. `Code` is a struct derived from `BlockCode`.
+template <class Code, int codes_of_block>
 struct Coded {
   static constexpr int num_arrays = 2;
   static constexpr bool is_in_place = false;
-  static constexpr bool has_blocks = true;
+  static constexpr int per_block = codes_of_block;
   static constexpr bool is_rounded = false;
 
   struct View {
-    float numbers[block_codes];
+    float numbers[per_block];
     unsigned char* codes;
     float* scale;
     long long size;
@@ -222,7 +222,7 @@ struct Coded {
     float read(long long i) const { return numbers[i]; }
     void write(long long i, float value) { numbers[i] = value; }
     __attribute__((always_inline)) void close() {
-      float magnitudes[block_codes];
+      float magnitudes[per_block];
       // As integers, floats that are not below 0 have the same order, and a vector has their
       // largest.
       int largest = 0;
@@ -231,12 +231,12 @@ struct Coded {
         const int bits = static_cast<int>(bits_of(magnitudes[i]));
         largest = bits > largest ? bits : largest;
       }
-      *scale = float_of(static_cast<std::uint32_t>(largest));
+      *scale = Code::scale(float_of(static_cast<std::uint32_t>(largest)));
       const float divisor = *scale > 0 ? *scale : 1;
       GPUOPT_INDEPENDENT
       for (long long i = 0; i < size; ++i)
         codes[i] = static_cast<unsigned char>(
-            Code::encode(magnitudes[i] / divisor, numbers[i] < 0) >> code_shift);
+            Code::encode(magnitudes[i] / divisor, numbers[i] < 0) >> 8 * Code::byte_of_code);
     }
   };
 };

@@ -2,6 +2,7 @@
 // machine's own. Threads call them for different chunks or rows.
 // Precondition: the arrays of an update share no memory.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <tuple>
 #include <type_traits>
@@ -379,7 +380,9 @@ struct Update {
   static_assert(sizeof...(Slot) == Rule::num_slots, "each slot has a codec");
   using Scalars = typename Rule::template Scalars<Real>;
   static constexpr int num_arrays = (Var::num_arrays + ... + Slot::num_arrays);
-  static constexpr bool has_blocks = (false || ... || Slot::has_blocks);
+  // Of all slots with codes.
+  static constexpr int per_block = std::max({0, Slot::per_block...});
+  static_assert(((Slot::per_block == 0 || Slot::per_block == per_block) && ...), "one size");
   static constexpr bool is_in_place =
       (Gradient::is_in_place && Var::is_in_place) && (true && ... && Slot::is_in_place);
 
@@ -416,11 +419,11 @@ struct Update {
       const Real* const grad = static_cast<const Real*>(chunk.grad);
       const long long number = chunk.first_number + chunk.first;
       update_whole_rows<1, Rule>(written.of, grad, chunk.num_rows, width, number, scalars);
-    } else if constexpr (has_blocks) {
+    } else if constexpr (per_block > 0) {
       const long long blocks = blocks_of(width);
       for (long long row = 0; row < chunk.num_rows; ++row)
-        for (long long left = 0; left < width; left += block_codes)
-          update_part(chunk, {row * width + left, row * blocks + left / block_codes}, width - left,
+        for (long long left = 0; left < width; left += per_block)
+          update_part(chunk, {row * width + left, row * blocks + left / per_block}, width - left,
                       scalars);
     } else {
       const long long part = chunk.grad == nullptr ? num_zeros : size;
@@ -451,7 +454,7 @@ struct Update {
   alignas(Real) static constexpr unsigned char zeros[num_zeros * sizeof(Real)] = {};
 
   // The sum of a row's values, some columns at a time.
-  static constexpr long long num_sums = has_blocks ? block_codes : tile_width;
+  static constexpr long long num_sums = per_block > 0 ? per_block : tile_width;
 
   static void update_stored_rows(void* const* arrays, long long width, const Real* values,
                                  const long long* rows, const long long* positions,
@@ -470,9 +473,9 @@ struct Update {
           if (sum != sums + at)
             for (long long i = 0; i < columns; ++i) sums[at + i] = sum[i];
         }
-        const Place at = {rows[row] * width + left, rows[row] * blocks + left / block_codes};
+        const Place at = {rows[row] * width + left, rows[row] * blocks + left / num_sums};
         const typename Plain<Real>::View gradient = {sums};
-        if (has_blocks && size == num_sums)
+        if (per_block > 0 && size == num_sums)
           update_elements(arrays, at, gradient, num_sums, {at.element, first_number}, scalars);
         else
           update_elements(arrays, at, gradient, size, {at.element, first_number}, scalars);
@@ -488,7 +491,7 @@ struct Update {
     }
   };
 
-  static long long blocks_of(long long width) { return (width + block_codes - 1) / block_codes; }
+  static long long blocks_of(long long width) { return (width + num_sums - 1) / num_sums; }
 
   // Updates the next `left` elements of a chunk, or those of a block if they are more.
   static void update_part(const Chunk& chunk, Place at, long long left, const Scalars& scalars) {
@@ -501,8 +504,8 @@ struct Update {
       update_elements(chunk.arrays, at, gradient, size, numbered, scalars);
     };
     // Where the compiler knows how long a block is, it leaves out everything for other lengths.
-    if (has_blocks && left >= block_codes)
-      update(block_codes);
+    if (per_block > 0 && left >= per_block)
+      update(per_block);
     else
       update(left);
   }
@@ -535,13 +538,14 @@ struct Update {
       Real slot[slot_capacity<Rule>] = {std::get<k>(slots).read(i)...};
       const Real grad = Rule::gradient(gradient.read(i), numbered.number(i), scalars);
       Rule::apply(value, grad, slot, scalars);
-      if constexpr (has_blocks) begin_anew(slot);
+      if constexpr (per_block > 0) begin_anew(slot);
       if constexpr (Rule::is_rounded && !is_in_place)
         numbered.template round<Rule, IsRounded>(static_cast<int>(i), scalars, value, slot);
       Rule::follow(Var::of(value), slot, scalars);
       if (writes_var<Rule>) variable.write(i, value);
       // A slot that the rule only reads may begin anew, too.
-      ((writes_slot<Rule>(k) || Slot::has_blocks ? std::get<k>(slots).write(i, slot[k]) : void()),
+      ((writes_slot<Rule>(k) || Slot::per_block > 0 ? std::get<k>(slots).write(i, slot[k])
+                                                    : void()),
        ...);
     }
     variable.close();
@@ -558,7 +562,7 @@ struct Update {
 
   // The coded slots of an element begin anew where one has no code.
   static inline void begin_anew(Real* slot) {
-    constexpr bool is_coded[] = {Slot::has_blocks...};
+    constexpr bool is_coded[] = {Slot::per_block > 0 ...};
     bool all_finite = true;
     for (int k = 0; k < Rule::num_slots; ++k)
       if (is_coded[k]) all_finite &= is_finite(slot[k]);

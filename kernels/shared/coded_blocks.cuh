@@ -9,16 +9,25 @@
 namespace gpuopt {
 
 // How many elements of a block a lane has: their codes are one load.
-constexpr int lane_codes = block_codes / warp_size;
+constexpr int lane_codes = 8;
+
+// A program has `Codes`, a `CodesOf`, and `per_block`, how many codes share a scale. Lanes of a
+// warp share a block, so it has at most as many.
+template <class Program>
+constexpr int lanes_of_whole_block = Program::per_block / lane_codes;
 
 // How many blocks a row has; a variable whose blocks do not end at rows is one row.
+template <class Program>
 __device__ __forceinline__ long long blocks_of_row(long long width) {
-  return (width + block_codes - 1) / block_codes;
+  return (width + Program::per_block - 1) / Program::per_block;
 }
 
 // How many lanes share a block.
+template <class Program>
 __device__ __forceinline__ int lanes_of_block(long long width) {
-  return width < block_codes ? lanes_per_row((width + lane_codes - 1) / lane_codes) : warp_size;
+  constexpr int most = lanes_of_whole_block<Program>;
+  static_assert(most >= 1 && most <= warp_size && warp_size % most == 0, "a part of a warp");
+  return width < Program::per_block ? lanes_per_row((width + lane_codes - 1) / lane_codes) : most;
 }
 
 // A thread block's copy of tables, in shared memory: its threads read different entries at once.
@@ -99,11 +108,12 @@ struct LanePart {
   long long column;  // the same, in its row
   int count;         // how many elements there are: lane_codes, or less at the block's end
 
-  __device__ __forceinline__ LanePart(long long number, long long row_begin,
+  // `per_block` is the program's.
+  __device__ __forceinline__ LanePart(int per_block, long long number, long long row_begin,
                                       long long column_of_block, long long width,
                                       const Lanes& lanes) {
     const long long left = width - column_of_block;
-    const int length = left < block_codes ? static_cast<int>(left) : block_codes;
+    const int length = left < per_block ? static_cast<int>(left) : per_block;
     const int first = lanes.lane * lane_codes;
     block = number;
     column = column_of_block + first;
@@ -282,6 +292,7 @@ __device__ __forceinline__ float encode_lane(int slot, const float (&values)[lan
   const int largest_of_all = largest_of_lanes(static_cast<int>(largest), lanes);
   float scale;
   memcpy(&scale, &largest_of_all, sizeof scale);
+  scale = Codes::scale(slot, scale);
   const BlockDivisor divisor(scale > 0 ? scale : 1);
 #pragma unroll
   for (int first = 0; first < lane_codes; first += 4) {
@@ -291,10 +302,10 @@ __device__ __forceinline__ float encode_lane(int slot, const float (&values)[lan
       const float magnitude = divisor.quotient(absolute(values[first + k]));
       four[k] = Codes::encode(slot, magnitude, values[first + k] < 0);
     }
-    // The third byte of each.
-    static_assert(code_shift == 16, "as the bytes below");
-    codes.of[first / 4] = __byte_perm(__byte_perm(four[0], four[1], 0x0062),
-                                      __byte_perm(four[2], four[3], 0x0062), 0x5410);
+    // That byte of the first number, and of the second.
+    const int bytes = 0x0040 + 0x0011 * Codes::byte_of_code(slot);
+    codes.of[first / 4] = __byte_perm(__byte_perm(four[0], four[1], bytes),
+                                      __byte_perm(four[2], four[3], bytes), 0x5410);
   }
   return scale;
 }
@@ -424,7 +435,7 @@ struct CodedState : Numbered {
   // Every lane of the block must call it.
   __device__ __forceinline__ void store_to(const CodedTarget<Program>& target, bool is_packed,
                                            const LanePart& part, const Lanes& lanes) const {
-    weights.store_to(target, is_packed, part);
+    if (writes_var<Program>) weights.store_to(target, is_packed, part);
     if constexpr (Program::num_averages > 0) {
       store_lane<Caching::evict_first>(target.average + part.begin, part.count, is_packed, average);
     }

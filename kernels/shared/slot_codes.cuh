@@ -13,21 +13,17 @@
 
 namespace gpuopt {
 
-// How many codes share a scale.
-constexpr int block_codes = 256;
-
 // The meaning of a slot's codes: numbers of both signs, squares, or roots of squares.
 enum coding { coding_signed = 0, coding_squares = 1, coding_roots = 2 };
 
 // Magnitudes are looked up by their upper 16 bits: exponent and seven digits. All below
 // `first_bits` are nearest to 0.
-constexpr int code_shift = 16;
 constexpr int num_places = (23 << 7) + 1;
 constexpr unsigned int first_bits = (127 - 23) << 23;
 constexpr int signed_zero = 127;
 
 // The tables of a map: the number of each code, and for each place the step that is added to a
-// magnitude's bits, so that those from `code_shift` on are its code. `SlotTables` in
+// magnitude's bits, so that their third byte is its code. `SlotTables` in
 // gpuopt/rules/slot_codes.py writes the constants of this type that a program needs.
 struct SlotTables {
   float values[256];
@@ -41,9 +37,9 @@ GPUOPT_INLINE const SlotTables& looked_up();
 template <const SlotTables& tables>
 GPUOPT_INLINE void prepare_tables();
 
-// Divides numbers of a block, which are not above its scale, by the scale. Quotients from 2^-24 on
-// have the bits of a division: for one correction of what is within a unit in the last place, see
-// P. Markstein, Computation of elementary functions on the IBM RISC System/6000 processor (1990).
+// Divides numbers of a block by its scale. Quotients from 2^-24 to 2^24 have the bits of a
+// division: for one correction of what is within a unit in the last place, see P. Markstein,
+// Computation of elementary functions on the IBM RISC System/6000 processor (1990).
 struct BlockDivisor {
   float shift;  // a power of 2: the divisor is in [2, 4), or a subnormal one's below, and nothing
                 // underflows
@@ -77,18 +73,30 @@ GPUOPT_INLINE unsigned int upper_half(unsigned int bits) {
 #endif
 }
 
-// The codes of one map: of numbers of both signs, or of the others. Each codec of blocks has such a
-// struct:
-//   has_sign    whether stored numbers may be below 0,
-//   prepare     prepares the tables that it needs,
-//   decode      returns the number of a code, given its block's scale,
-//   to_store    returns what is stored of a slot's number, before it is divided by the block's
-//               scale; it is not finite if the number is not,
-//   encode      returns the code of a magnitude of at most 1, with the sign of the number, in the
-//               eight bits from `code_shift` on; lower bits have no meaning.
+// Each codec of blocks has a struct that is derived from this one, and defines
+//   float decode(int code, float scale)            the number of a code, given its block's scale;
+//   int encode(float magnitude, bool is_below_0)   the code of a number, given whether it is below
+//                                                  0, and its magnitude divided by the scale.
+struct BlockCode {
+  // Whether stored numbers may be below 0.
+  static constexpr bool has_sign = true;
+  // Which byte of what `encode` returns is the code, 0 for the lowest; others have no meaning.
+  static constexpr int byte_of_code = 0;
+
+  // Prepares the tables that it needs.
+  GPUOPT_INLINE static void prepare() {}
+  // What is stored of a slot's number; it is not finite if the number is not.
+  GPUOPT_INLINE static float to_store(float value) { return value; }
+  // A block's scale, given the largest magnitude that is stored: from 0 on, and such that no
+  // magnitude is more than 2^24 times the scale.
+  GPUOPT_INLINE static float scale(float largest) { return largest; }
+};
+
+// The codes of one map: of numbers of both signs, or of the others.
 template <int coding, const SlotTables& tables>
-struct ByteCode {
+struct ByteCode : BlockCode {
   static constexpr bool has_sign = coding == coding_signed;
+  static constexpr int byte_of_code = 2;
 
   GPUOPT_INLINE static void prepare() { prepare_tables<tables>(); }
 
@@ -113,7 +121,7 @@ struct ByteCode {
     const int place = static_cast<int>(upper_half(bits)) - static_cast<int>(first_bits >> 16);
     const int code = static_cast<int>(bits + looked_up<tables>().steps[place]);
     if (!has_sign || !is_below_0) return code;
-    constexpr int one = 1 << code_shift;
+    constexpr int one = 1 << 8 * byte_of_code;
     const int below = 2 * signed_zero * one + (one - 1) - code;
     return below > 0 ? below : 0;  // there is no -1
   }
@@ -137,9 +145,15 @@ struct CodesOf {
   GPUOPT_INLINE static float to_store(int slot, float value) {
     return slot == 0 ? Code::to_store(value) : CodesOf<Others...>::to_store(slot - 1, value);
   }
+  GPUOPT_INLINE static float scale(int slot, float largest) {
+    return slot == 0 ? Code::scale(largest) : CodesOf<Others...>::scale(slot - 1, largest);
+  }
   GPUOPT_INLINE static int encode(int slot, float magnitude, bool is_below_0) {
     return slot == 0 ? Code::encode(magnitude, is_below_0)
                      : CodesOf<Others...>::encode(slot - 1, magnitude, is_below_0);
+  }
+  GPUOPT_INLINE static int byte_of_code(int slot) {
+    return slot == 0 ? Code::byte_of_code : CodesOf<Others...>::byte_of_code(slot - 1);
   }
 };
 template <class Code>
@@ -150,9 +164,11 @@ struct CodesOf<Code> {
     return Code::decode(code, scale);
   }
   GPUOPT_INLINE static float to_store(int, float value) { return Code::to_store(value); }
+  GPUOPT_INLINE static float scale(int, float largest) { return Code::scale(largest); }
   GPUOPT_INLINE static int encode(int, float magnitude, bool is_below_0) {
     return Code::encode(magnitude, is_below_0);
   }
+  GPUOPT_INLINE static int byte_of_code(int) { return Code::byte_of_code; }
 };
 
 // Whether a number is neither infinite nor NaN.

@@ -36,7 +36,7 @@ from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.device import Device
 from gpuopt.rules.rounded import BFLOAT16, key_of_step, round_at_random
-from gpuopt.rules.slot_codes import scales_shape
+from gpuopt.rules.slot_codes import BLOCK, scales_shape
 from gpuopt.state.slots import CodedSlot
 
 # The types of variables for which a stage is there; none stands for all.
@@ -364,7 +364,7 @@ def _codes_of(slot: CodedSlot, values: Any = None, bound: float = 0) -> Any:
     """Returns a slot's codes, or those that values get; they are in the order of what they mean."""
     codes, scales = slot.codes.numpy(), slot.scales.numpy()
     if values is not None:
-        by_rows = scales.shape != scales_shape(codes.shape, by_rows=False)
+        by_rows = scales.shape != scales_shape(codes.shape, BLOCK, by_rows=False)
         codes, expected = slot.codec.new_arrays(np.float32(values), by_rows=by_rows)
         np.testing.assert_allclose(scales, expected, rtol=bound * np.finfo(np.float32).eps)
     return codes.astype(np.int32)

@@ -230,8 +230,8 @@ def test_arrays_are_printed_with_their_types_and_forms(
         ("adam 3", "'3' is no option: options are --NAME or --NAME VALUE"),
         ("adam --masters 8", "masters must be None or one of ['float32', 'remainder'], got 8"),
         (
-            "adagrad --slot-bits",
-            "AdagradOptimizer: slot_bits=8 is for slots, and the rule adagrad ",
+            "RowWiseAdagrad --slot-bits",
+            "RowWiseAdagradOptimizer: slot_bits=8 cannot be had of the rule row_wise_adagrad, ",
         ),
         ("adam --dtype float64 --slot-dtype", 'slot_dtype="bfloat16": "variable" is float64, '),
         ("adam --dtype int8", "argument --dtype: invalid choice: 'int8' (choose from "),

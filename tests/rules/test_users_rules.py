@@ -218,7 +218,7 @@ def test_a_header_with_other_slots_or_scalars_leaves_the_work_to_numpy_with_a_wa
     assert re.search(words, caplog.text)
 
 
-@gpuopt.update_rule(eight_bit=("m",))
+@gpuopt.update_rule
 def limited(var: Any, grad: Any, m: Any, *, rate: Any, decay: Any) -> None:
     m *= decay
     m += (1 - decay) * grad

@@ -31,7 +31,7 @@ ParameterGroup: has is_empty lost with_changes
 ExponentialMovingAverage: averages_of_variables decay_now follows forget move
   start version
 Schedule: arguments constants formula then
-UpdateRule: computed eight_bit definitions fields functor gradient include
+UpdateRule: computed definitions fields functor gradient include
   include_folders is_averaged is_clipped is_emitted is_numbered is_rounded is_scaled own
   own_functor programs programs_of_terms reads_numbers slot_shape stages
 Unnamed: check cpp_type

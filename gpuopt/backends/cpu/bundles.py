@@ -43,7 +43,7 @@ def bundles(
     made: list[Bundle] = []
     first = size = 0
     kinds = {
-        position: (groups[position], row_width(variables[position], have_blocks=False))
+        position: (groups[position], row_width(variables[position], per_block=0))
         for position in positions
     }
     positions = sorted(positions, key=kinds.__getitem__)

@@ -10,7 +10,6 @@ import numpy as np
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.memory import Array
 from gpuopt.computed_once import computed_once
-from gpuopt.rules.slot_codes import BLOCK
 
 # Columns of a table of chunks: see `Update::Chunk` in kernels/cpu/update.hpp.
 _GRADIENT, _FIRST = -6, -3
@@ -34,7 +33,7 @@ def chunk_length(form: RuleForm, size: int, threads: int, converted_bytes: int =
     return max(longest, 1)
 
 
-def row_width(arrays: Sequence[Array], *, have_blocks: bool) -> int:
+def row_width(arrays: Sequence[Array], *, per_block: int) -> int:
     """Returns the unit that a variable is cut in, in elements.
 
     A row, if the last array has one number for each row, or if blocks of codes end at rows; else a
@@ -42,12 +41,12 @@ def row_width(arrays: Sequence[Array], *, have_blocks: bool) -> int:
 
     Args:
         arrays: Those of the variable, which is not empty, and of its slots.
-        have_blocks: Whether the last array has the scales of blocks.
+        per_block: How many codes share a number of the last array, their scale; 0 if it has none.
     """
     var, last = arrays[0], arrays[-1]
-    if not have_blocks:
+    if not per_block:
         return var.size // last.size
-    return BLOCK if last.ndim == 1 else var.size // len(last)
+    return per_block if last.ndim == 1 else var.size // len(last)
 
 
 class Chunks:
@@ -64,7 +63,7 @@ class Chunks:
         longest: int,
         first_numbers: Sequence[int] = (),
         *,
-        have_blocks: bool = False,
+        per_block: int = 0,
     ) -> None:
         """Cuts variables.
 
@@ -73,18 +72,18 @@ class Chunks:
             groups: The number of each one's group.
             longest: How many elements a chunk has at most, unless a single row has more.
             first_numbers: See `Target`; 0 for all if there are none.
-            have_blocks: See `row_width`.
+            per_block: See `row_width`.
         """
         self.longest = longest
         self._groups = groups
         self._first_numbers = first_numbers or [0] * len(variables)
         self._arrays = [[array.reshape(-1) for array in arrays] for arrays in variables]
         # Scales are [num_blocks], or [num_rows, num_blocks] where blocks end at rows.
-        dims = [arrays[-1].ndim if have_blocks else 0 for arrays in variables]
+        dims = [arrays[-1].ndim if per_block else 0 for arrays in variables]
         self._are_blocks, self._are_tables = (
             np.array([each == ndim for each in dims]) for ndim in (1, 2)
         )
-        widths = [row_width(arrays, have_blocks=have_blocks) for arrays in variables]
+        widths = [row_width(arrays, per_block=per_block) for arrays in variables]
         self._widths = np.array(widths, np.intp)
         self._sizes = np.array([arrays[0].size for arrays in variables], np.intp)
         heights = -(-self._sizes // self._widths)

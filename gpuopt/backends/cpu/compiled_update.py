@@ -89,8 +89,8 @@ class CompiledUpdate:
         """Cuts the variables into chunks for a number of threads."""
         arrays, groups, first_numbers = self._given
         longest = max(min(CompiledRule.most_elements, -(-self._size // threads)), 1)
-        have_blocks = self._rule.stored.codecs.have_blocks
-        self._chunks = Chunks(arrays, groups, longest, first_numbers, have_blocks=have_blocks)
+        per_block = self._rule.stored.codecs.per_block
+        self._chunks = Chunks(arrays, groups, longest, first_numbers, per_block=per_block)
         self._num_chunks_joined = self._chunks.num_of_first(self._num_joined)
         self._table = Table(
             self._chunks.table(self._begins, self._itemsize), self._num_chunks_joined

@@ -100,7 +100,7 @@ class DensePlan:
             if not all(array.flags.carray and array.dtype == each for array, each in written):
                 self.strided.append(position)
             elif size:
-                is_small = size < limits.small_elements and not self.codecs.have_blocks
+                is_small = size < limits.small_elements and not self.codecs.per_block
                 (small if is_small else self._large).append(position)
         self._chunks = Chunks([], [], 0)
         # What compiled code updates, variables with joined gradients first.
@@ -306,10 +306,9 @@ class DensePlan:
             arrays = [self.arrays[position] for position in self._large]
             groups = [self.groups[position] for position in self._large]
             numbers = [self.targets[position].first_number for position in self._large]
-            have_blocks = self.codecs.have_blocks
-            chunks = self._chunks = Chunks(
-                arrays, groups, longest, numbers, have_blocks=have_blocks
-            )
+            per_block = self.codecs.per_block
+            chunks = Chunks(arrays, groups, longest, numbers, per_block=per_block)
+            self._chunks = chunks
         update = partial(self._update_chunk, chunks, forms, mine, rounding)
         share = partial(chunks.share, update, deque(range(len(chunks))))
         return [share] * min(threads, len(chunks))
@@ -335,7 +334,7 @@ class DensePlan:
 def _arrays_of(target: Target, codecs: Codecs) -> Sequence[Array]:
     """Returns the arrays of a variable and its slots, as `Codecs` take them."""
     var, slots, beside, _ = target
-    num_coded = sum(codec.has_blocks for codec in codecs.slots)
+    num_coded = sum(codec.per_block > 0 for codec in codecs.slots)
     plain, coded = slots[: len(slots) - 2 * num_coded], slots[len(slots) - 2 * num_coded :]
     pairs = zip(coded[:num_coded], coded[num_coded:], strict=True)
     return [var, *([] if beside is None else [beside]), *plain, *chain.from_iterable(pairs)]

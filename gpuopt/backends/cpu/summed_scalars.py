@@ -75,7 +75,7 @@ def _sums_of_decoded(
         return sums
     grad = np.require(gradient, requirements=["C", "ALIGNED"]).reshape(-1)
     most, own_number = PlainRule.most_elements, plan.targets[position].first_number
-    chunks = Chunks([arrays], [0], most, have_blocks=codecs.have_blocks)
+    chunks = Chunks([arrays], [0], most, per_block=codecs.per_block)
     for number in range(len(chunks)):
         stored, part, first = chunks.part(number, [grad])
         assert part is not None

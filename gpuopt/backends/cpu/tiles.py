@@ -42,7 +42,7 @@ def rounding_of(rule: UpdateRule, scalars: Sequence[Scalars]) -> list[Rounding]:
 
 def cut_short(longest: int, codecs: Codecs, *, is_rounded: bool) -> int:
     """Returns how many elements `update_tile` should be given, at most `longest`."""
-    if codecs.have_blocks:
+    if codecs.per_block:
         return min(longest, _MOST_CODED)
     return min(longest, _MOST_ROUNDED) if is_rounded else longest
 

@@ -255,7 +255,7 @@ class CudaBackend:
         for position in borrowed:
             target = targets[position]
             targets[position] = target._replace(var=self.unowned(target.var))
-        form = CodedPlan if codecs.have_blocks else DensePlan
+        form = CodedPlan if codecs.per_block else DensePlan
         with self.enter():
             plan = form(self._launcher, targets, codecs, updated, groups)
         if plan.new_memory is not None:
@@ -341,7 +341,7 @@ class CudaBackend:
                     for some in together(tables):
                         how = other_rows, check is not None
                         kind = kind_of(rule, codecs, width, some, *how)
-                        launches = CodedLaunches if codecs.have_blocks else SparseLaunches
+                        launches = CodedLaunches if codecs.per_block else SparseLaunches
                         prepare = partial(launches, self._launcher, workspace, kind, some, *given)
                         number = 0 if check is None else check.number
                         workspace.prepared(kind, prepare).start(some, *given, number)

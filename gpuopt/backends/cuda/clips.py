@@ -89,7 +89,7 @@ class CudaClips:
     def inputs(
         self, rule: UpdateRule, plan: DensePlan, bounds: Sequence[float]
     ) -> RuleInputs | None:
-        if not rule.degrees or plan.codecs.have_blocks or not plan.num_variables:
+        if not rule.degrees or plan.codecs.per_block or not plan.num_variables:
             return None
         size = plan.num_variables * len(rule.sums)
         with self._launcher.device():

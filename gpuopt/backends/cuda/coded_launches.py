@@ -16,7 +16,6 @@ from gpuopt.backends.cuda.sparse_launches import SparseLaunches
 from gpuopt.backends.cuda.structs import Arrays
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.computed_once import computed_once
-from gpuopt.rules.slot_codes import BLOCK
 
 
 class CodedLaunches(SparseLaunches):
@@ -31,10 +30,10 @@ class CodedLaunches(SparseLaunches):
         return [var, *codes, *scales, *beside]
 
     def _blocks_per_row(self) -> int:
-        return -(-self._kind.tables.width // BLOCK)
+        return -(-self._kind.tables.width // self._kind.codecs.per_block)
 
     def _thread_blocks(self, num_rows: int) -> int:
-        lanes = lanes_per_block(self._kind.tables.width)
+        lanes = lanes_per_block(self._kind.tables.width, self._kind.codecs.per_block)
         return self._tables.blocks(num_rows * self._blocks_per_row(), lanes)
 
     def _bind_update(

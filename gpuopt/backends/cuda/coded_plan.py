@@ -13,7 +13,6 @@ from gpuopt.backends.cuda.launch_shapes import LANE_CODES, lanes_per_block
 from gpuopt.backends.cuda.launcher import Launch, to_device
 from gpuopt.backends.cuda.mixed import Storage
 from gpuopt.backends.cuda.summed_launch import SummedLaunch
-from gpuopt.rules.slot_codes import BLOCK
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -25,9 +24,9 @@ class CodedPlan(DensePlan):
 
     def _sizes_and_pack(self) -> tuple[np.ndarray[Any, Any], int]:
         # Of the lanes that share blocks: where these are short, some elements are not there.
-        widths = self._widths()
-        lanes = np.array([lanes_per_block(width) for width in widths.tolist()], np.int64)
-        return self._sizes // widths * -(-widths // BLOCK) * lanes * LANE_CODES, LANE_CODES
+        widths, per_block = self._widths(), self.codecs.per_block
+        lanes = np.array([lanes_per_block(each, per_block) for each in widths.tolist()], np.int64)
+        return self._sizes // widths * -(-widths // per_block) * lanes * LANE_CODES, LANE_CODES
 
     def _has_groups(self, rule: UpdateRule) -> bool:
         return True

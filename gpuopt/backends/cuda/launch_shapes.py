@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gpuopt.backends.cuda.structs import Shares
-from gpuopt.rules.slot_codes import BLOCK
 
 # The CUDA sources fix these numbers. `kernels/` declares them, so that no kernel compiles with
 # others.
@@ -22,7 +21,7 @@ CLIP_CHUNK = 16384
 MEASURED_ROWS = 256
 COPY_THREADS = 256
 COPY_CHUNK = 4096
-LANE_CODES = BLOCK // WARP
+LANE_CODES = 8
 POWER_BITS = 8
 NUM_POWERS = 4 << POWER_BITS
 
@@ -85,7 +84,7 @@ def lanes_per_row(row_width: int, pack_size: int) -> int:
     return min(WARP, 1 << max(0, parts - 1).bit_length())
 
 
-def lanes_per_block(width: int) -> int:
+def lanes_per_block(width: int, per_block: int) -> int:
     """Returns how many threads share a block of codes, in rows of this width: a power of 2."""
-    parts = -(-min(width, BLOCK) // LANE_CODES)
+    parts = -(-min(width, per_block) // LANE_CODES)
     return 1 << max(0, parts - 1).bit_length()

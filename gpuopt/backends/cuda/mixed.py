@@ -45,7 +45,7 @@ def storage_of(codecs: Codecs, gradient: np.dtype[Any]) -> Storage:
 def slot_dtype(codecs: Codecs) -> np.dtype[Any]:
     """Returns the dtype of slots that are not in 8 bits; the variable's if there are none."""
     # The last: an average, which is the first, may have the variable's type.
-    has_one = codecs.slots and not codecs.have_blocks
+    has_one = codecs.slots and not codecs.per_block
     return (codecs.slots[-1] if has_one else codecs.var).dtypes[0]
 
 

@@ -74,7 +74,7 @@ def kind_of(
         len({table.group for table in tables}) > 1
         or rule.is_clipped
         or (missed is not None and len(tables) > 1)
-        or codecs.have_blocks
+        or codecs.per_block > 0
     )
     of_tables = tables_kind_of(tables[0].values.dtype, width, tables, checks)
     return SparseKind(of_tables, codecs, rule, other_rows, missed, has_groups)

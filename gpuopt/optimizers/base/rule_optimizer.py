@@ -128,9 +128,9 @@ class RuleOptimizer(Optimizer):
             group that has either is clipped for itself, to the norm of its own gradients; one
             that has None is not clipped. An infinite `clip_norm` clips nothing: `global_norm`
             is known then;
-            `slot_bits`, 8 to store each slot in a byte, with a scale for each 256: of Momentum,
-            Adam, Lion and those with their rules. Steps are computed in float32, from slots
-            before they are rounded. An element whose slots would not be finite has 0 there.
+            `slot_bits`, 8 to store each slot in a byte, with a scale for each 256, unless slots
+            have a number for each row. Steps are computed in float32, from slots before they
+            are rounded. An element whose slots would not be finite has 0 there.
             `slot_form`, the stored form of a sum of squares in 8 bits: "root" stores its square
             root; "bitsandbytes" stores the sum, as that library does, for dense gradients only.
             `slot_dtype`, "bfloat16" to store all slots in bfloat16, beside variables of at most
@@ -491,12 +491,10 @@ class RuleOptimizer(Optimizer):
     def _new_slot_rows(self, slot_name: str) -> NewRows:
         if slot_name == MASTER and self.slot_codecs.masters is not None:
             return MASTER
-        coded = self.slot_codecs.coded
-        if slot_name in coded:
-            return float(coded[slot_name].zero)
-        if slot_name in map(scales_name, coded):
-            return 0.0
-        return self._initial_slot_values().get(slot_name)
+        codecs, starts = self.slot_codecs, self._initial_slot_values()
+        if slot_name in codecs.array_names(codecs.coded):
+            return codecs.form(slot_name, (1,), np.dtype(np.float32), starts).start
+        return starts.get(slot_name)
 
     def _all_slot_names(self) -> list[str]:
         return self.slot_codecs.array_names(self._initial_slot_values())

@@ -14,6 +14,8 @@ from gpuopt.state.slot_codecs import CODED_FORMS, MASTER, Masters, SlotCodecs, S
 
 SlotBits = Literal[8, 32]
 
+# How many codes may share a scale.
+_BLOCKS = [8, 16, 32, 64, 128, 256]
 _FLOAT = np.dtype(np.float32)
 _TYPES: dict[str, np.dtype[Any]] = {each.name: each for each in (BFLOAT16, _FLOAT)}
 _OF_MASTERS: dict[str, Codec] = {"float32": Plain(_FLOAT), "remainder": Split()}
@@ -65,15 +67,20 @@ def coded_slots(rule: UpdateRule, form: SlotForm) -> dict[str, Coded]:
     """Returns the codecs of a rule's slots in 8 bits.
 
     Raises:
-        ValueError: the form is unknown, or a slot is not in `UpdateRule.eight_bit`.
+        ValueError: the form is unknown, or has blocks that no warp of a GPU can share; there are no
+            slots, or some have a number for each row: such a rule goes over each row twice.
     """
     if not is_one_of(form, CODED_FORMS):
         raise ValueError(f"slot_form must be one of {list(CODED_FORMS)}, got {form!r}")
-    others = [name for name in rule.slots if name not in rule.eight_bit]
-    if others or not rule.slots:
-        has = f"has the slots {others}, which are not stored in 8 bits" if others else "has none"
-        raise ValueError(f"slot_bits=8 is for slots, and the rule {rule.name} {has}")
+    problem = _problem_of_slots(rule)
+    if problem:
+        raise ValueError(f"slot_bits=8 cannot be had {problem}. Leave it out")
     numbers, squares = CODED_FORMS[form]
+    if numbers.per_block != squares.per_block or numbers.per_block not in _BLOCKS:
+        raise ValueError(
+            f'slot_form="{form}" has blocks of {numbers.per_block} and {squares.per_block} codes; '
+            f"both must be one of {_BLOCKS}: lanes of a GPU's warp share a block, with 8 each"
+        )
     return {name: squares if name in rule.squares else numbers for name in rule.slots}
 
 
@@ -81,19 +88,20 @@ def _checked_slot_dtype(given: Any, rule: UpdateRule, slot_bits: SlotBits) -> np
     name = _name_of_dtype(given)
     if not is_one_of(name, _TYPES):
         raise ValueError(f'slot_dtype must be None, "bfloat16" or "float32", got {given!r}')
-    problem = ""
-    if slot_bits == 8:
-        problem = "with slot_bits=8. Leave one of them out"
-    elif not rule.slots:
-        problem = f"of the rule {rule.name}, which has no slots. Leave it out"
-    elif rule.row_slots:
-        problem = (
-            f"of the rule {rule.name}, whose slots {', '.join(rule.row_slots)} have a number for "
-            "each row. Leave it out"
-        )
+    problem = "with slot_bits=8" if slot_bits == 8 else _problem_of_slots(rule)
     if problem:
-        raise ValueError(f"slot_dtype={given!r} cannot be had {problem}")
+        raise ValueError(f"slot_dtype={given!r} cannot be had {problem}. Leave it out")
     return _TYPES[name]
+
+
+def _problem_of_slots(rule: UpdateRule) -> str:
+    """Returns why a rule's slots cannot have a codec of their own; "" if they can."""
+    if not rule.slots:
+        return f"of the rule {rule.name}, which has no slots"
+    if rule.row_slots:
+        names = ", ".join(rule.row_slots)
+        return f"of the rule {rule.name}, whose slots {names} have a number for each row"
+    return ""
 
 
 def _checked_masters(given: Any) -> str:

@@ -218,7 +218,7 @@ def test_slots_that_would_not_be_finite_begin_anew(gpus: None, bad: float) -> No
     assert np.isfinite(np.delete(variable.numpy(), 83)).all()
 
 
-@gpuopt.update_rule(squares=("v",), eight_bit=("m", "v"))
+@gpuopt.update_rule(squares=("v",))
 def unusual(var: Any, grad: Any, m: Any, v: Any, *, rate: Any) -> None:
     m += np.where(grad == 0, 100, 1)  # of an element that is not there, the largest
     v += grad

@@ -121,7 +121,7 @@ initial values must be numbers. In addition to its own arguments, every optimize
 | `averages` | [moving averages](guides/averages.md) of the weights |
 | `gradient_dtype` | [gradients of other floats](common_mistakes.md#gradients-of-another-dtype) |
 | `masters`, `slot_dtype`, `stochastic_rounding` | [mixed precision](guides/mixed_precision.md) |
-| `slot_bits`, `slot_form` | [slots in 8 bits](guides/slots_in_8_bits.md), with some rules |
+| `slot_bits`, `slot_form` | [slots in 8 bits](guides/slots_in_8_bits.md) |
 
 Slots are the arrays that an optimizer keeps for each variable.
 """

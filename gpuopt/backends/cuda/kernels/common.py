@@ -11,7 +11,7 @@ from gpuopt.backends.cuda.launch_shapes import (
 from gpuopt.backends.cuda.parameters import Number, Pointer, Struct, struct_of
 from gpuopt.backends.cuda.structs import TableGradient
 from gpuopt.backends.row_order import PIECE, ROWS_PER_WORD, STRETCH
-from gpuopt.rules.slot_codes import BLOCK, Coding
+from gpuopt.rules.slot_codes import Coding
 
 INT32 = Number("int32")
 INT64 = Number("int64")
@@ -31,7 +31,6 @@ OF_TOUCHED_ROWS = {
 }
 OF_SPARSE_UPDATE = {**OF_TOUCHED_ROWS, "gpuopt::piece_threads": PIECE_THREADS}
 OF_CODES = {
-    "gpuopt::block_codes": BLOCK,
     "gpuopt::lane_codes": LANE_CODES,
     **{f"gpuopt::coding_{each.name.lower()}": each for each in Coding},
 }

@@ -9,11 +9,11 @@ from gpuopt.backends.cuda.kernels.common import INT32, INT64, OF_CODES, REFUSED,
 from gpuopt.backends.cuda.kernels.of_rules import (
     GROUPS,
     coded_variables,
-    cpp_codes,
     given_scalars,
     needs_groups,
     program,
     scalars_struct,
+    types_of_codes,
     variables,
 )
 from gpuopt.backends.cuda.launch_shapes import DENSE_THREADS
@@ -109,14 +109,14 @@ def _of_coded_update(
     return Kernel(
         function,
         {
-            "variables": coded_variables(rule, storage),
+            "variables": coded_variables(rule, codecs, storage),
             **_CHUNKS,
             "groups": GROUPS,
             **given_scalars(rule, storage, True),
             **more,
             "refused": REFUSED,
         },
-        program(rule, storage, True, Codes=cpp_codes(codecs)),
+        program(rule, storage, True, **types_of_codes(codecs)),
         rule,
         file="coded_update.cu",
         constants={**_OF_DENSE_UPDATE, **OF_CODES},

@@ -99,21 +99,19 @@ def _num_arrays(rule: UpdateRule, storage: Storage) -> int:
     return 1 + len(rule.slots) + num_beside(storage)
 
 
-def coded_variables(rule: UpdateRule, storage: Storage) -> Pointer:
+def coded_variables(rule: UpdateRule, codecs: Sequence[Coded], storage: Storage) -> Pointer:
     """The sizes and widths of variables, and the addresses of the arrays of each."""
-    return Pointer("int64", struct_of(CodedVariable, count=_num_coded_arrays(rule, storage)))
+    count = _num_arrays(rule, storage) + len(codecs)
+    return Pointer("int64", struct_of(CodedVariable, count=count))
 
 
-def coded_arrays(rule: UpdateRule, storage: Storage) -> Struct:
+def coded_arrays(rule: UpdateRule, codecs: Sequence[Coded], storage: Storage) -> Struct:
     """The addresses of a variable, its codes and their scales, and what is beside it."""
-    return struct_of(Arrays, count=_num_coded_arrays(rule, storage))
+    return struct_of(Arrays, count=_num_arrays(rule, storage) + len(codecs))
 
 
-def cpp_codes(codecs: Sequence[Coded]) -> str:
-    """Returns the C++ type of the codes of all slots: `CodesOf` in slot_codes.cuh."""
-    return f"gpuopt::CodesOf<{', '.join(each.cpp_code for each in codecs)}>"
-
-
-def _num_coded_arrays(rule: UpdateRule, storage: Storage) -> int:
-    """Returns how many arrays there are, if all slots that may be in 8 bits are: with scales."""
-    return _num_arrays(rule, storage) + len(rule.eight_bit)
+def types_of_codes(codecs: Sequence[Coded]) -> dict[str, str | int]:
+    """Returns what a program has for slots in 8 bits; see coded_blocks.cuh."""
+    [per_block] = {each.per_block for each in codecs}
+    codes = f"gpuopt::CodesOf<{', '.join(each.cpp_code for each in codecs)}>"
+    return {"Codes": codes, "per_block": per_block}

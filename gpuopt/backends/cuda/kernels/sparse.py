@@ -20,10 +20,10 @@ from gpuopt.backends.cuda.kernels.common import (
 from gpuopt.backends.cuda.kernels.of_rules import (
     arrays_struct,
     coded_arrays,
-    cpp_codes,
     given_scalars,
     program,
     scalars_struct,
+    types_of_codes,
 )
 from gpuopt.backends.cuda.launch_shapes import NUM_POWERS, POWER_BITS
 from gpuopt.backends.cuda.mixed import Storage, real_of
@@ -134,12 +134,12 @@ def update_coded_rows(
     return Kernel(
         "update_coded_rows",
         {
-            **_of_sorted_rows(coded_arrays(rule, storage), storage, key),
+            **_of_sorted_rows(coded_arrays(rule, codecs, storage), storage, key),
             **given_scalars(rule, storage, True),
             "touched": _TOUCHED,
             "refused": REFUSED,
         },
-        program(rule, storage, True, Key=CPP_TYPES[key], Codes=cpp_codes(codecs)),
+        program(rule, storage, True, Key=CPP_TYPES[key], **types_of_codes(codecs)),
         rule,
         file="coded_rows.cu",
         constants={**OF_TOUCHED_ROWS, **OF_CODES},
@@ -154,11 +154,11 @@ def update_other_coded_rows(
     return Kernel(
         "update_other_coded_rows",
         {
-            "arrays": coded_arrays(rule, storage),
+            "arrays": coded_arrays(rule, codecs, storage),
             **_of_other_rows(rule, storage, has_groups),
             "refused": REFUSED,
         },
-        program(rule, storage, has_groups, Codes=cpp_codes(codecs)),
+        program(rule, storage, has_groups, **types_of_codes(codecs)),
         rule,
         file="coded_rows.cu",
         constants={**OF_TOUCHED_ROWS, **OF_CODES},
