@@ -14,18 +14,16 @@ import numpy as np
 
 import gpuopt.optimizers
 from gpuopt.backends.backend import compute_type
-from gpuopt.codecs import Split
+from gpuopt.codecs import Split, codec_of
 from gpuopt.near_names import find_near
 from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.rules.clipped import clipped
-from gpuopt.rules.rounded import BFLOAT16
 from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.stage import ORDER, in_order
 from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import MASTER
 from gpuopt.step.averages import averaged_rule
-from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.updated_arrays import target_of
 from gpuopt.training.moving_average import ExponentialMovingAverage
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
@@ -115,7 +113,7 @@ def text_of(name: str, dtype: str, words: Sequence[str]) -> str:
         *_in_columns(_stages(rule)),
         "",
         f"arrays (a step computes in {real}):",
-        *_in_columns(_arrays(optimizer, variable, real)),
+        *_in_columns(_arrays(optimizer, rule, variable, real)),
     ]
     return "\n".join([*(f"// {line}".rstrip() for line in lines), rule.cpp])
 
@@ -204,15 +202,16 @@ def _stages(rule: UpdateRule) -> Sequence[Sequence[str]]:
 
 
 def _arrays(
-    optimizer: RuleOptimizer, variable: Variable, real: np.dtype[Any]
+    optimizer: RuleOptimizer, rule: UpdateRule, variable: Variable, real: np.dtype[Any]
 ) -> Sequence[Sequence[str]]:
     """Returns the name of each array, its type, and how it is stored."""
-    is_random = any(isinstance(each, StochasticRounding) for each in optimizer.stage_options)
 
     def how(dtype: np.dtype[Any]) -> str:
-        if dtype == real:
+        codec = codec_of(dtype, real)
+        if not codec.is_decoded:
             return "plain"
-        return "rounded at random" if is_random and dtype == BFLOAT16 else "rounded to nearest"
+        is_random = rule.is_rounded and codec.is_rounded
+        return "rounded at random" if is_random else "rounded to nearest"
 
     own = variable.dtype
     rows = [("gradient", own, "plain" if own == real else "converted as it is read")]

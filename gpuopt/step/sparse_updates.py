@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from gpuopt.backends.backend import Scalars, SparseUpdate
-from gpuopt.rules.rounded import rounded
-from gpuopt.rules.staged import of_named_rows
+from gpuopt.rules.staged import of_named_rows, staged
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import MASTER, kept_dtype
 from gpuopt.step.dense_gradients import as_dense
@@ -67,8 +66,8 @@ def apply_sparse(
             return
         unit, updates = [unit[at] for at in left], [updates[at] for at in left]
     if other_rows is not None:
-        if rule.is_rounded:
-            other_rows = rounded(other_rows)
+        for stage in rule.stages:  # they are stored alike
+            other_rows = staged(other_rows, stage) if stage.is_of("store") else other_rows
         for part, _ in unit:
             num_rows = len(part.gradients[0].indices)
             optimizer.misuse.hint_at_cost(optimizer, part.variables()[0], num_rows)
