@@ -62,6 +62,11 @@ def optimizer_to_torch(
             slots and others not, variables of one group do not follow each other, or there are
             none, or one is given twice.
     """
+    if optimizer.slot_codecs.coded:
+        raise ValueError(
+            f'"{optimizer.get_name()}" has slot_bits=8, and torch\'s optimizers have no codes: '
+            "load its state_dict into an optimizer without slot_bits, and export that"
+        )
     import torch
 
     export = _EXPORTS.get(type(optimizer))

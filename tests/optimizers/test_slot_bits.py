@@ -19,7 +19,6 @@ from gpuopt.backends.cpu.forms.compiled import CompiledRule
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.codecs import Byte
 from gpuopt.device import Device
-from gpuopt.interop.exported import refuse_options
 from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.rules.slot_codes import BLOCK, CodedValues, Coding
 
@@ -429,7 +428,7 @@ def test_what_is_not_stored_in_8_bits_is_refused_by_name(case: str) -> None:
 @pytest.mark.contract
 def test_codes_are_not_exported_to_torch() -> None:
     with pytest.raises(ValueError, match="has slot_bits=8, and torch's optimizers have no codes"):
-        refuse_options(gpuopt.AdagradOptimizer(0.1, slot_bits=8))
+        gpuopt.optimizer_to_torch(gpuopt.AdagradOptimizer(0.1, slot_bits=8), [])
 
 
 @pytest.mark.contract

@@ -31,14 +31,8 @@ def options_of(optimizer: Any) -> list[Option]:
         by_hooks = f"which clip_norm and clip_value do not reach: {instead}"
         options.append(Option("clip_norm or clip_value", by_hooks))
     if codecs.slot_form is not None:
-        options.append(
-            Option(
-                "slot_bits=8",
-                "which has no slots in 8 bits: leave slot_bits=8 out",
-                "torch's optimizers have no codes: load its state_dict into an optimizer without "
-                "slot_bits, and export that",
-            )
-        )
+        by_hooks = "which has no slots in 8 bits: leave slot_bits=8 out"
+        options.append(Option("slot_bits=8", by_hooks))
     if codecs.masters is not None:
         options.append(
             Option(
