@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import partial
 from itertools import chain
 from operator import attrgetter, eq, itemgetter
@@ -324,7 +324,7 @@ class PlannedPart(NamedTuple):
         is_averaged: Whether the rule moves the variables' averages, too.
         choice: See `KnownGroups.find`.
         positions: Where the gradients stand in the caller's list.
-        select: Returns the items at these positions.
+        select: Returns the items at these positions; None if these are all.
     """
 
     group: Group
@@ -332,18 +332,19 @@ class PlannedPart(NamedTuple):
     is_averaged: bool
     choice: bytes
     positions: Sequence[int]
-    select: Callable[[Sequence[Any]], Sequence[Any]]
+    select: Callable[[Sequence[Any]], Sequence[Any]] | None
 
 
 class StepPlan(NamedTuple):
     """What steps of the same variables have in common.
 
     Attributes:
-        kinds: The types of the gradients; and, where these decide about the parts, their dtypes.
+        kinds: The types of the gradients, as a set if there is one; and, where these decide about
+            the parts, their dtypes.
         parts: Their parts.
     """
 
-    kinds: Sequence[Any]
+    kinds: Collection[Any]
     parts: Sequence[PlannedPart]
 
     def has_changed(self, changed: Set[Identity]) -> bool:

@@ -94,9 +94,11 @@ class RuleUpdates:
             except ValueError:  # a tuple of another length
                 as_pairs(given)
                 raise
-        kinds: list[Any] = list(map(type, gradients))
+        kinds: Collection[Any] = set(map(type, gradients))
+        if len(kinds) > 1:
+            kinds = list(map(type, gradients))
         if optimizer._gradient_types is GradientTypes.FLOATS:  # which decide about the parts, too
-            kinds += [getattr(each, "dtype", None) for each in gradients]
+            kinds = [*kinds, *[getattr(each, "dtype", None) for each in gradients]]
         if request.decaying is None:
             plan = optimizer.plans.find(variables)
             if plan is not None and plan.kinds == kinds:
@@ -114,7 +116,9 @@ class RuleUpdates:
             if group.state_version != now:
                 self._parts.clear()
                 return False
-            given, mine = select(variables), select(gradients)
+            given, mine = variables, gradients
+            if select is not None:
+                given, mine = select(variables), select(gradients)
             if is_sparse:
                 self.has_rows_on_a_gpu |= group.batches[0].device.kind == "gpu"
                 if optimizer.catch_up:
@@ -131,7 +135,7 @@ class RuleUpdates:
         self.num_elements = num_elements
         return True
 
-    def _remember(self, variables: Sequence[Any], kinds: Sequence[Any]) -> None:
+    def _remember(self, variables: Sequence[Any], kinds: Collection[Any]) -> None:
         """Keeps a plan for the next step of these pairs."""
         moves_averages = self._optimizer.averages is not None
         parts: list[PlannedPart] = []
@@ -139,7 +143,8 @@ class RuleUpdates:
             if part.group is None or part.is_averaged != (moves_averages and not part.is_sparse):
                 return
             numbers = part.numbers
-            own = part.is_sparse, part.is_averaged, part.choice, numbers, selecting(numbers)
+            select = None if len(numbers) == len(variables) else selecting(numbers)
+            own = part.is_sparse, part.is_averaged, part.choice, numbers, select
             parts.append(PlannedPart(part.group, *own))
         self._optimizer.plans.add(variables, StepPlan(kinds, parts))
 
@@ -148,11 +153,11 @@ class RuleUpdates:
         given: Sequence[tuple[Any, Any]],
         variables: Sequence[Any],
         gradients: Sequence[Any],
-        kinds: Sequence[Any],
+        kinds: Collection[Any],
     ) -> None:
         """Divides pairs that are not known together."""
         optimizer, request = self._optimizer, self.request
-        others = [at for at, kind in enumerate(kinds[: len(given)]) if kind not in array_types]
+        others = [at for at, each in enumerate(gradients) if type(each) not in array_types]
         left: Sequence[int] = range(len(given))
         if others:
             given = list(given)  # what converts a gradient may change the caller's list
@@ -181,7 +186,7 @@ class RuleUpdates:
             self._add_dense(listed, arrays, positions)
         if not self._parts:
             refuse_no_gradients([unpack_pair(*each)[1] for each in enumerate(given)])
-        if request.decaying is None and _PLANNED.issuperset([kinds[at] for at in others]):
+        if request.decaying is None and _PLANNED.issuperset([type(gradients[at]) for at in others]):
             self._remember(variables, kinds)
 
     def pairs(self) -> Sequence[Pair]:
