@@ -100,7 +100,7 @@ def refuse_unseen_reads(variable: Variable, state: State) -> None:
             "copy, gpuopt.Variable(array), and read that; or leave out catch_up"
         )
     pair = variable.identity.master_pair
-    if isinstance(pair, MasterPair) and not pair.belongs_to(state):
+    if isinstance(pair, MasterPair) and pair.is_alive and not pair.belongs_to(state):
         raise ValueError(
             f'catch_up: "{variable.name}" has a master copy under another optimizer, which would '
             "not follow rows that are behind: leave out catch_up, or masters"

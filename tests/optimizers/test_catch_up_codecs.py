@@ -133,6 +133,20 @@ def test_what_is_assigned_to_a_late_weight_or_master_goes_to_both(
     np.testing.assert_array_equal(master.numpy(), new)
 
 
+def test_a_table_whose_master_copy_is_gone_may_catch_up() -> None:
+    table = Variable(np.ones((6, 4), BFLOAT16))
+    named = IndexedSlices(np.ones((2, 4), BFLOAT16), np.array([0, 3]))
+    keeping = gpuopt.AdamOptimizer(RATE, masters="float32")
+    keeping.apply_gradients([(named, table)])
+    late = gpuopt.AdamOptimizer(RATE, masters="float32", catch_up=True)
+    with pytest.raises(ValueError, match="has a master copy under another optimizer"):
+        late.apply_gradients([(named, table)])
+    before = table.numpy().astype(np.float32)
+    del keeping
+    late.apply_gradients([(named, table)])
+    assert (table.numpy().astype(np.float32)[[0, 3]] < before[[0, 3]]).all()
+
+
 @every_codec
 def test_a_state_goes_from_late_rows_to_all_rows_and_back(stored: str) -> None:
     dtype, options = STORED[stored]
