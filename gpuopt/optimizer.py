@@ -24,6 +24,7 @@ from gpuopt.step.device_scaling import DeviceScaling, Key
 from gpuopt.step.finite_gradients import FiniteGradients
 from gpuopt.step.hooks import Hooks
 from gpuopt.step.leaves import Leaves, paired
+from gpuopt.step.ledger import Ledger
 from gpuopt.step.loss import (
     GATE_GRAPH,
     GATE_NONE,
@@ -40,7 +41,6 @@ from gpuopt.step.replica_context import this_thread as replicas
 from gpuopt.step.report import Report, UpdateKind, reporting
 from gpuopt.step.request import StepRequest, is_overridden, make_step, through_users_code
 from gpuopt.step.request import this_thread as requests
-from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.step import Step, ThisThread
 from gpuopt.step.updates import HookUpdates, Updates, dtypes_of
 from gpuopt.step.wide_gradients import GradientTypes
@@ -119,7 +119,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             "forget_plans",
             "open_report",
             "owner_of_state",
-            "row_checks",
+            "ledger",
             "slot_codecs",
             "stage_options",
             "state",
@@ -150,15 +150,16 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         self._use_locking = use_locking
         self._name = name
         self._on_nonfinite = on_nonfinite
-        # What GPUs decide about steps, and what was not finite.
+        # Calls that GPUs may still refuse or skip.
+        self.ledger = Ledger()
+        # How GPUs decide about steps, and what was not finite.
         self._on_gpu = DeviceScaling(
+            self.ledger,
             report=partial(_warn_of_skip, name) if on_nonfinite == "skip" else None,
             refuses=on_nonfinite == "raise",
         )
         # The slots and other variables.
         self.state = State(self._describe_state)
-        # Checks of sparse gradients' rows that GPUs have not finished yet.
-        self.row_checks = RowChecks()
         # The numbers of the calling thread's step.
         self.this_thread = ThisThread()
         self._gate_warning_given = False
@@ -377,7 +378,10 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         if self._on_nonfinite != "propagate":
             request = request._replace(pairs=as_sequence(request.pairs))
             key = self._key_on_gpu(request)
-            self._on_gpu.call(partial(self._step_if_finite, request, key), key)
+            if key is not None:
+                request = request._replace(decides=self._on_gpu)
+            self.ledger.raise_late(wait=key is None)
+            self._step_if_finite(request, key)
             return
         step = Step(self, request.global_step, request.name or self._name)
         if type(request.pairs) is not list:
@@ -460,15 +464,15 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         `on_nonfinite="propagate"`, where gradients are not checked. If a GPU checks them, reading
         this waits for it, and the text has only the variable's name.
         """
-        self._on_gpu.bring_up()
+        self.ledger.bring_up()
         return self._on_gpu.last_nonfinite
 
     def check(self) -> None:
         """Waits for the GPUs, and raises the first error that they found in earlier calls.
 
         A GPU checks the rows of sparse gradients while the host goes on. If a row is out of range,
-        that call of `apply_gradients` and the ones after it change nothing on that GPU. The error
-        is raised by the first later call that learns of it: `apply_gradients`, `check`,
+        that call of `apply_gradients` and the ones after it change nothing on any GPU. The error is
+        raised by the first later call that learns of it: `apply_gradients`, `check`,
         `Variable.numpy`, or a save. That call also undoes the host's part of the refused calls: the
         global step, and Adam's powers of beta. With GPUOPT_CHECK=1 in the environment,
         `apply_gradients` waits for its own check.
@@ -479,8 +483,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             IndexError: a row of IndexedSlices is outside its variable.
             FloatingPointError: a gradient is not finite, and `on_nonfinite` is "raise".
         """
-        self.row_checks.raise_late(wait=True)
-        self._on_gpu.raise_late(wait=True)
+        self.ledger.raise_late(wait=True)
 
     def report(self) -> AbstractContextManager[Report]:
         """Watches this optimizer's steps, of all threads, as long as it is open.

@@ -181,6 +181,12 @@ class RowFlags(Protocol):
     def clear(self, flag: Any) -> None:
         """Unsets a flag."""
 
+    def memory(self, flag: Any) -> Array:
+        """Returns what a flag is in, to be brought to another device; as `unless_set`."""
+
+    def join(self, flag: Any, other: Array) -> None:
+        """Sets a flag that is not set as another one is, whose `memory` was brought here."""
+
     def unless_set(self, flag: Any, new: Array, old: Array) -> Array:
         """Returns `new`, or `old` if the flag is set; called inside `enter_reading(flag)`."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from gpuopt.device import Device
-from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.ledger import Ledger
 from gpuopt.step.updates import Updates
 from gpuopt.variables.variable import Variable
 
@@ -42,7 +42,7 @@ class Addition(Protocol):
         If not, nothing is written, nor counted, and no addition's other methods are called.
         """
 
-    def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
+    def _before_update(self, updates: Updates, ledger: Ledger) -> None:
         """Writes what comes before the updates."""
 
     def _written_beside(self, variables: Sequence[Variable]) -> Iterable[Variable]:
@@ -55,13 +55,13 @@ class Addition(Protocol):
             is_counted: Whether the step was promised, and the GPU's decision counts it.
         """
 
-    def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
+    def _after_update(self, updates: Updates, ledger: Ledger) -> None:
         """Writes what follows the updates and the step's count.
 
         Args:
             updates: The step's.
-            row_checks: Of the step's optimizer: nothing may be written on a device that refuses
-                rows of this step; see `RowChecks.unless_refused`.
+            ledger: Of the step's optimizer: nothing may be written on a device that refuses
+                rows of this step; see `Ledger.unless_refused`.
         """
 
 

@@ -14,7 +14,7 @@ from gpuopt.rules.clipped import CLIP_SCALARS
 from gpuopt.rules.moving_average import AVERAGE_WEIGHT
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.ledger import Ledger
 
 # The norm's number, and the bound, of what is not clipped.
 _UNCLIPPED = dict(zip(CLIP_SCALARS, (-1, np.inf), strict=True))
@@ -35,7 +35,7 @@ class AverageWeights:
     def __init__(
         self,
         weights: Sequence[np.floating[Any]],
-        row_checks: RowChecks | None = None,
+        ledger: Ledger | None = None,
         decided: Mapping[Device, Decided] | None = None,
     ) -> None:
         """Takes the weights, of float32.
@@ -43,11 +43,11 @@ class AverageWeights:
         Args:
             weights: A single one; or, in a step that GPUs have decided about, one for each count of
                 steps that they may have, the host's first.
-            row_checks: Of the step: averages on a GPU that refuses its rows stay as they are.
+            ledger: Of the step: averages on a GPU that refuses its rows stay as they are.
             decided: What each GPU has made of the step: likewise.
         """
         self._weights = weights
-        self._row_checks = row_checks
+        self._ledger = ledger
         self._decided = decided or {}
 
     def join(self, rule: UpdateRule, device: Device, real: type[np.floating[Any]]) -> Joined:
@@ -61,7 +61,7 @@ class AverageWeights:
         scalars: list[Scalars] = [{AVERAGE_WEIGHT: real(weight)} for weight in self._weights]
         decided = self._decided.get(device)
         if decided is None:
-            refused = None if self._row_checks is None else self._row_checks.flag(device)
+            refused = None if self._ledger is None else self._ledger.flag(device)
             return Joined(rule, scalars, None, refused)
         if len(set(self._weights)) == 1:
             return Joined(rule, scalars[:1], None, decided.after)

@@ -18,7 +18,7 @@ from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import Masters, kept_dtype
 from gpuopt.step.average_weights import AverageWeights
 from gpuopt.step.known import Batch, KnownGroups
-from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.ledger import Ledger
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable, known_identity
 
@@ -175,17 +175,17 @@ class StepAverages:
         return rule, [{**each, AVERAGE_WEIGHT: weight} for each in scalars]
 
     def follow(
-        self, variables: Sequence[Variable], values: Sequence[Variable], row_checks: RowChecks
+        self, variables: Sequence[Variable], values: Sequence[Variable], ledger: Ledger
     ) -> None:
         """Moves the averages of variables that are updated; those that are missing are made.
 
         Args:
             variables: What the step has updated.
             values: See `MovingAverages.start`.
-            row_checks: Of the step.
+            ledger: Of the step.
         """
         self._made += self._moving.start(variables, values)
-        weights = AverageWeights([1 - self._decay], row_checks)
+        weights = AverageWeights([1 - self._decay], ledger)
         self._moving.move(variables, values, weights)
 
     def follow_decided(

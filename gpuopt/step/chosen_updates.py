@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from gpuopt.device import Device
 from gpuopt.step.request import StepRequest
 from gpuopt.step.updates import Decider, HookOptimizer, Pair, Updates
 from gpuopt.variables.identity import Identity
@@ -25,6 +26,7 @@ class ChosenUpdates:
 
     gpu_decides: Decider | None = None
     is_planned = False
+    fixed_by: Mapping[Identity, Any] | None = None
 
     def __init__(
         self, optimizer: ChoosingOptimizer, every: Updates, chosen: Sequence[Pair]
@@ -69,6 +71,9 @@ class ChosenUpdates:
     @property
     def num_elements(self) -> int:
         return 0 if self._chosen is None else self._chosen.num_elements
+
+    def devices(self) -> Collection[Device]:
+        return self._every.devices()
 
     def refuse_shared_memory(self, counter: Variable | None) -> None:
         self._every.refuse_shared_memory(counter)

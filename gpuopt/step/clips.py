@@ -345,7 +345,7 @@ class StepClips:
             factor = batch.backend.clips.factor_scalar(factors, self._norm_of(group), real)
             bound: np.floating[Any] = quietly(real, self._bound_of(group))
             extended.append({**each, **dict(zip(CLIP_SCALARS, (factor, bound), strict=True))})
-        if self.decided:
+        if self.decided and self.decision is not None and not self.decision.stops:
             num_counts = len(groups) // len(set(groups))
             decided = self.decided[batch.device]
             return scaled(rule), extended, decided._replace(num_counts=num_counts)

@@ -7,8 +7,8 @@ from typing import Any
 
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.device_scaling import DeviceScaling, Key
+from gpuopt.step.ledger import Ledger
 from gpuopt.step.nonfinite import first_nonfinite
-from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
 from gpuopt.variables.variable import Variable
 
@@ -63,10 +63,10 @@ class FiniteGradients:
         return ()
 
     def _accept_decided(self, is_counted: bool) -> None:
-        self._on_gpu.bring_up()
+        self._on_gpu.ledger.bring_up()
 
-    def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
+    def _before_update(self, updates: Updates, ledger: Ledger) -> None:
         pass
 
-    def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
+    def _after_update(self, updates: Updates, ledger: Ledger) -> None:
         pass

@@ -41,8 +41,10 @@ class StepRequest(NamedTuple):
             comes first.
         takes_wide: Whether gradients may have the type that rules compute in.
         loss_scales: By each `LossScaleOptimizer` among the additions, what the loss of its
-            gradients was multiplied by, a number or a `DeviceScale`; and the key that
-            `DeviceScaling.call` was given.
+            gradients was multiplied by, a number or a `DeviceScale`; and the key of
+            `DeviceScaling.prepare`.
+        decides: The `DeviceScaling` that may have a GPU decide about the step; None if the host
+            must.
         decaying: The variables that decay in this step, whichever the optimizer's own are; None if
             none are listed.
         copies: What it updates if it is the step of all replicas of a process. A user's own code
@@ -56,6 +58,7 @@ class StepRequest(NamedTuple):
     additions: tuple[Any, ...] = ()
     takes_wide: bool = False
     loss_scales: Mapping[Any, tuple[Any, Any]] = MappingProxyType({})
+    decides: Any = None
     decaying: Listed = None
     copies: Copies = Copies()
 

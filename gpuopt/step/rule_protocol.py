@@ -14,9 +14,9 @@ from gpuopt.state.slot_codecs import SlotCodecs
 from gpuopt.step.averages import FollowingAverages
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.known import KnownGroups, KnownObjects, StepPlan
+from gpuopt.step.ledger import Ledger
 from gpuopt.step.misuse import Misuse
 from gpuopt.step.request import Listed
-from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.stage_options import StageOption
 from gpuopt.step.step import ThisThread
 from gpuopt.step.updates import HookOptimizer
@@ -35,7 +35,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     misuse: Misuse
     clips: GradientClips | None
     averages: FollowingAverages | None
-    row_checks: RowChecks
+    ledger: Ledger
     slot_codecs: SlotCodecs
     stage_options: Sequence[StageOption]
     this_thread: ThisThread

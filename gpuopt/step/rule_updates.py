@@ -67,6 +67,7 @@ class RuleUpdates:
     _has_constraints = False
     unscaled_by: float | None = None
     gpu_decides: Decider | None = None
+    fixed_by: Mapping[Identity, Any] | None = None
     has_rows_on_a_gpu = False
     is_planned = False
     _is_measured = False
@@ -218,6 +219,10 @@ class RuleUpdates:
             else:
                 number += sum(variable.size for variable in part.variables())
         return number
+
+    def devices(self) -> Collection[Device]:
+        groups = [part.group for part in self._parts if part.group is not None]
+        return {batch.device for group in groups for batch in group.batches}
 
     def refuse_shared_memory(self, counter: Variable | None) -> None:
         if len(self._parts) == 1 and counter is None and self._parts[0].group is not None:
@@ -374,7 +379,7 @@ class RuleUpdates:
         if self._optimizer.slot_codecs.masters is not None:
             values = [master_or_own(self._optimizer.state, each) for each in variables]
         if self.gpu_decides is None:
-            averages.follow(variables, values, self._optimizer.row_checks)
+            averages.follow(variables, values, self._optimizer.ledger)
             return
         every = [each.averages for each in self._of_counts if each.averages is not None]
         averages.follow_decided(variables, values, self.decided_by_device, every)
@@ -391,13 +396,13 @@ class RuleUpdates:
             factors, sums = None, None
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
-            refused = optimizer.row_checks.flag(batch.device) if has_flag else None
+            refused = optimizer.ledger.flag(batch.device) if has_flag else None
             if self._clips is not None:
                 of_counts = [*numbers] * len(self._of_counts)
                 rule, scalars, factors = self._clips.clip(rule, batch, of_counts, scalars)
                 sums = self._clips.sums_of(batch)
                 if self._clips.decided:
-                    refused = factors.after
+                    refused = self._clips.decided[batch.device].after
             self._writing = unit
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]
@@ -468,7 +473,7 @@ class RuleUpdates:
             last: The one that has decided about the step before, which can about all others.
         """
         parts = self._parts
-        devices = {batch.device for part in parts for batch in part.require_group().batches}
+        devices = self.devices()
         if self._has_constraints or not self._optimizer.finish_is_undoable:
             return None
         if [each for each in devices if backend_for(each).loss_scalings is None]:
@@ -547,7 +552,7 @@ class RuleUpdates:
         """Computes the norms of the gradients of all units, with the rules of `_join`."""
         assert self._clips is not None, "they are asked for"
         every_part = list(chain.from_iterable(units))
-        flags = self._optimizer.row_checks.flags_of_this_thread
+        flags = self._optimizer.ledger.flags_of_this_thread
         # A stage of an option may change the gradient that the rule itself sums.
         own = [unit[0][0].rule for unit in units]
         sums_inputs = all(rule.degrees == its.degrees for rule, its in zip(rules, own, strict=True))

@@ -18,15 +18,15 @@ from gpuopt.backends import gpu_backends, profiling_range, watching
 from gpuopt.backends.backend import Scalars
 from gpuopt.device import Device
 from gpuopt.interrupts import SMALL_WRITE, interrupts_put_off
-from gpuopt.locks import call_locked
+from gpuopt.locks import Lock, call_locked
 from gpuopt.state import masters
 from gpuopt.state.state import State
 from gpuopt.step import tables_behind
 from gpuopt.step.additions import Addition, Forget
+from gpuopt.step.ledger import CLEAR, Ledger, Undo
 from gpuopt.step.pairs import HOW_TO_PASS, raise_naming
 from gpuopt.step.report import Report
 from gpuopt.step.request import Listed
-from gpuopt.step.row_checks import RowChecks, Undo
 from gpuopt.step.stage_options import StageOption
 from gpuopt.step.updates import Updates
 from gpuopt.step.user_code import call_user_code, refuse_in_a_step
@@ -72,7 +72,7 @@ class SteppingOptimizer(Protocol):
     """The part of an optimizer that a step uses."""
 
     state: State
-    row_checks: RowChecks
+    ledger: Ledger
     this_thread: ThisThread
     open_report: Report | None
     stage_options: Sequence[StageOption]
@@ -137,8 +137,8 @@ class Step:
             backend.refuse_capture()
         if begun or gate.last_closing.lock.locked():
             refuse_in_a_step()
-        if optimizer.row_checks.calls:
-            optimizer.row_checks.raise_late(wait=False)
+        if optimizer.ledger.books is not CLEAR:
+            optimizer.ledger.raise_late(wait=False)
         self.name = name
         self.counter = None if global_step is None else checked_global_step(global_step)
         self.thread = get_ident()
@@ -187,8 +187,11 @@ class Step:
                 try:
                     if not updates.is_planned:
                         updates.create_slots()
-                    self._prepare()
-                    updates.fix_scalars()
+                    if updates.request.decides is None:
+                        self._prepare()
+                        updates.fix_scalars()
+                    else:
+                        updates.request.decides.fix_scalars(self._prepare, updates)
                     updates.check()
                     if added:
                         updates = self._prepare_additions(added, updates)
@@ -197,11 +200,11 @@ class Step:
                     raise
                 if later is not None:
                     later.begin()
-                write = self._write if updates.gpu_decides is None else self._write_decided
-                if not self._optimizer.row_checks.flags and not updates.has_rows_on_a_gpu:
-                    write(updates)
+                may_be_refused = updates.gpu_decides is not None or updates.has_rows_on_a_gpu
+                if may_be_refused or self._optimizer.ledger.flags:
+                    self._check_and_call(self._write, updates)
                 else:
-                    self._check_and_call(write, updates)
+                    self._write(updates)
             finally:
                 vars(this_thread).update(outer)
                 if self in begun:
@@ -252,7 +255,7 @@ class Step:
                 is_prepared = True
             updates.fix_scalars()
             updates.check()
-            self._check_and_call(apply_checked, updates, must_check_first=lambda: True)
+            self._check_and_call(apply_checked, updates, is_part=True)
 
         this_thread = self._optimizer.this_thread
         outer = vars(this_thread).copy()
@@ -293,12 +296,10 @@ class Step:
         return updates
 
     def _check_and_call(
-        self,
-        write: Callable[[Updates], None],
-        updates: Updates,
-        must_check_first: Callable[[], bool] | None = None,
+        self, write: Callable[[Updates], None], updates: Updates, is_part: bool = False
     ) -> None:
         """Has GPUs check the rows of `updates`, and calls `write` with them."""
+        ledger = self._optimizer.ledger
         was_called = is_written = False
 
         def call() -> None:
@@ -308,26 +309,25 @@ class Step:
             is_written = True
 
         try:
-            self._optimizer.row_checks.call(
-                call,
-                updates.sparse_pairs(),
-                lambda: self._undoing(updates),
-                must_check_first or updates.must_check_first,
-            )
+            if is_part or updates.must_check_first():
+                ledger.check_first(updates.sparse_pairs())
+                call()
+            else:
+                locks = self._locks(updates) if self._optimizer._use_locking else []
+                ledger.call(call, updates, self._undoing(updates), locks)
         except BaseException as error:
             if not was_called:
                 self._forget(updates)
-            if is_written and not isinstance(error, IndexError):
+            if is_written and not isinstance(error, IndexError | FloatingPointError):
                 error.add_note(f'The step of "{self.name}" was finished before.')
             raise
 
-    def _write_decided(self, updates: Updates) -> None:
-        assert updates.gpu_decides is not None, "a GPU decides"
-        with counting, updates.gpu_decides.lock:
-            self._write(updates)
+    def _locks(self, updates: Updates) -> list[Lock]:
+        written = [*updates.identities(), *(each.identity for each in self._counters())]
+        return [identity.lock for identity in written]
 
     def _write(self, updates: Updates) -> None:
-        row_checks = self._optimizer.row_checks
+        ledger = self._optimizer.ledger
         missing: list[str] = []
         if self._additions:
             if not self._is_made(updates):
@@ -336,7 +336,7 @@ class Step:
         self._writing = updates
         try:
             for addition in self._additions:
-                addition._before_update(updates, row_checks)
+                addition._before_update(updates, ledger)
             self._apply(updates)
             if updates.gpu_decides is None:
                 (self._finish_alone if gpu_backends else self._finish)()
@@ -344,7 +344,7 @@ class Step:
                 updates.gpu_decides.promise(updates)
                 self._is_counted = True
             for addition in self._additions:
-                addition._after_update(updates, row_checks)
+                addition._after_update(updates, ledger)
                 self._num_followed += 1
                 if addition._what_is_added:
                     missing.remove(addition._what_is_added)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -11,7 +11,6 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.device import Device
-from gpuopt.locks import Lock
 from gpuopt.state.state import Created, State
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
@@ -28,13 +27,10 @@ Pair = tuple[Gradient, Variable]
 
 
 class Decider(Protocol):
-    """Has a GPU decide whether one step is made, and counts the step.
+    """Has a GPU decide whether one step is made, and counts the step. `Ledger.call` calls it."""
 
-    Attributes:
-        lock: To be held from `decide` to the end of `promise`, inside of `counting`.
-    """
-
-    lock: Lock
+    def begin(self, updates: Any) -> None:
+        """Called before the GPU is given any work; raises late errors of earlier steps."""
 
     def decide(self, updates: Any) -> None:
         """Called before anything is written."""
@@ -55,11 +51,13 @@ class Updates(Protocol):
         gpu_decides: What has a GPU decide whether the step is made; None if the host decides.
         request: The step's.
         is_planned: Whether all is made and planned that a step of these variables needs.
+        fixed_by: The numbers that `fix_scalars` has read, if the step has such of its own.
         unscaled_by: What gradients are still to be multiplied by, if they are to be measured; else
             None.
     """
 
     gpu_decides: Decider | None
+    fixed_by: Mapping[Identity, Any] | None
     request: StepRequest
     is_planned: bool
     has_rows_on_a_gpu: bool
@@ -85,6 +83,9 @@ class Updates(Protocol):
     @property
     def num_elements(self) -> int:
         """About how many elements of variables are written."""
+
+    def devices(self) -> Collection[Device]:
+        """Returns the devices that are written to, after `create_slots`."""
 
     def refuse_shared_memory(self, counter: Variable | None) -> None:
         """Raises ValueError if memory would be written twice.
@@ -160,6 +161,7 @@ class HookUpdates:
 
     gpu_decides: Decider | None = None
     is_planned = False
+    fixed_by: Mapping[Identity, Any] | None = None
     unscaled_by: float | None = None
 
     def __init__(self, optimizer: HookOptimizer, request: StepRequest) -> None:
@@ -192,6 +194,9 @@ class HookUpdates:
     @property
     def num_elements(self) -> int:
         return sum(variable.size for variable in self.variables())
+
+    def devices(self) -> Collection[Device]:
+        return {variable.device for variable in self.variables()}
 
     def refuse_shared_memory(self, counter: Variable | None) -> None:
         variables = self.variables()

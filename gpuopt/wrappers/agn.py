@@ -14,9 +14,9 @@ from gpuopt.distributed.wrapper import inner_optimizers
 from gpuopt.optimizer import Optimizer
 from gpuopt.quietly import quietly
 from gpuopt.step.additions import Forget
+from gpuopt.step.ledger import Ledger
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.request import StepRequest, pass_on
-from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
 from gpuopt.variables.gate import writing
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -117,12 +117,12 @@ class AGNOptimizer(PeriodicWrapper):
     def _written_beside(self, variables: Sequence[Variable]) -> Iterable[Variable]:
         return [_sum_of(self._getter.find(variable)) for variable in variables]
 
-    def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
+    def _before_update(self, updates: Updates, ledger: Ledger) -> None:
         # Before: a gradient may be the memory of a variable that the step updates.
-        super()._before_update(updates, row_checks)
+        super()._before_update(updates, ledger)
         with reading(*updates.read):
             for gradient, variable in updates.pairs():
-                quietly(_add, gradient, _sum_of(self._getter.find(variable)), row_checks)
+                quietly(_add, gradient, _sum_of(self._getter.find(variable)), ledger)
 
     def _exchange(self, trained: Sequence[LocalVariable]) -> Assignments:
         if not trained:
@@ -183,7 +183,7 @@ def _mean_of(local: LocalVariable, period: int) -> Any:
         return backend.xp.asarray(mean.astype(total.dtype))
 
 
-def _add(gradient: Gradient, total: Variable, row_checks: RowChecks) -> None:
+def _add(gradient: Gradient, total: Variable, ledger: Ledger) -> None:
     """Adds a gradient to a sum, unless a GPU refuses the step's rows."""
     if not total.size:
         return
@@ -192,11 +192,11 @@ def _add(gradient: Gradient, total: Variable, row_checks: RowChecks) -> None:
     with reading(total), backend.enter():
         if isinstance(gradient, IndexedSlices):
             rows = gradient.indices
-            if row_checks.flag(total.device) is not None:
+            if ledger.flag(total.device) is not None:
                 # The GPU may be about to find some that are not there.
                 rows = backend.xp.clip(rows, 0, total.shape[0] - 1)
             gradient, rows = backend.sum_duplicate_rows(gradient.values, rows)
         old = total.storage[rows]
         new = (old.astype(real) + gradient.astype(real)).astype(total.dtype)
-        new = row_checks.unless_refused(total.device, new, old)
+        new = ledger.unless_refused(total.device, new, old)
     total[rows] = new

@@ -11,9 +11,9 @@ import numpy as np
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.additions import Forget, nothing_to_forget
+from gpuopt.step.ledger import Ledger
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.request import StepRequest, make_step, pass_on
-from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
 from gpuopt.variables.variable import Variable
 
@@ -103,10 +103,10 @@ class StepWrapper(OptimizerWrapper):
     def _accept_decided(self, is_counted: bool) -> None:
         pass
 
-    def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
+    def _before_update(self, updates: Updates, ledger: Ledger) -> None:
         pass
 
-    def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
+    def _after_update(self, updates: Updates, ledger: Ledger) -> None:
         pass
 
 

@@ -228,13 +228,4 @@ class GradientSums(SumsInState):
     def _check_rows(self, slices: Sequence[tuple[Array, Array]], variable: Variable) -> None:
         """Raises IndexError if a row is not there; waits for a GPU that knows."""
         pairs: list[Pair] = [(IndexedSlices(*each, variable.shape), variable) for each in slices]
-        row_checks = self._optimizer.row_checks
-        row_checks.call(_nothing, pairs, lambda: _undo_nothing, lambda: True)
-
-
-def _nothing() -> None:
-    pass
-
-
-def _undo_nothing(refused: Any) -> None:
-    pass
+        self._optimizer.ledger.check_first(pairs)

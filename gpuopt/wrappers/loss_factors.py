@@ -9,7 +9,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.clips import NUM_COLUMNS
 from gpuopt.device import Device
-from gpuopt.step.device_scaling import reciprocal_on
+from gpuopt.step.chain import reciprocal_on
 
 
 class _LossFactor:

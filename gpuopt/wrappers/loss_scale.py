@@ -25,7 +25,8 @@ from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
 from gpuopt.state import loss_scales
 from gpuopt.state.state_dict import OptimizerState, check_form, load_state
 from gpuopt.step.additions import Forget, nothing_to_forget
-from gpuopt.step.device_scaling import DeviceScale, DeviceScaling, Key, reciprocal_on
+from gpuopt.step.chain import DeviceScale, reciprocal_on
+from gpuopt.step.device_scaling import DeviceScaling, Key
 from gpuopt.step.loss import GATE_OP, checked_gate
 from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import replica_context
@@ -135,7 +136,9 @@ class LossScaleOptimizer(StepWrapper):
         self._rule_is_known = isinstance(loss_scale_manager, RuleManager) and _methods_of(
             type(loss_scale_manager)
         ) == _methods_of(RuleManager)
-        self._on_gpu = DeviceScaling(rule, accept_after, self._own_variables())
+        self._on_gpu = DeviceScaling(
+            self.owner_of_state.ledger, rule, accept_after, self._own_variables()
+        )
 
     @property
     def manager(self) -> LossScaleManager:
@@ -160,7 +163,7 @@ class LossScaleOptimizer(StepWrapper):
     @property
     def last_nonfinite(self) -> str | None:
         """Describes the first gradient that was not finite; see `Optimizer.last_nonfinite`."""
-        self._on_gpu.bring_up()
+        self._on_gpu.ledger.bring_up()
         return self._on_gpu.last_nonfinite
 
     def _gradients_to_apply(
@@ -240,7 +243,10 @@ class LossScaleOptimizer(StepWrapper):
         request = request._replace(pairs=pairs, takes_wide=True)
         scale, key = np.float32(1) if loss_scale is None else loss_scale, self._key_on_gpu(request)
         request = request._replace(loss_scales={**request.loss_scales, self: (scale, key)})
-        self._on_gpu.call(partial(super()._apply_request, request), key)
+        if key is not None:
+            request = request._replace(decides=self._on_gpu)
+        self._on_gpu.ledger.raise_late(wait=key is None)
+        super()._apply_request(request)
 
     def leaves_out_call(self) -> bool:
         """Tells of a call, of several that make a step, that is left out as it is not finite.
@@ -418,7 +424,7 @@ class LossScaleOptimizer(StepWrapper):
         return self._count(found is None)
 
     def _accept_decided(self, is_counted: bool) -> None:
-        self._on_gpu.bring_up()
+        self._on_gpu.ledger.bring_up()
         if not is_counted:
             self.manager.update_loss_scale(True)
             self._count(True)

@@ -12,7 +12,7 @@ from gpuopt.optimizer import Optimizer
 from gpuopt.state.copies import Changes
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.average_weights import AverageWeights
-from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.ledger import Ledger
 from gpuopt.step.updates import Updates
 from gpuopt.training import ExponentialMovingAverage
 from gpuopt.variables.variable import Variable
@@ -126,15 +126,15 @@ class MovingAverageOptimizer(StepWrapper):
         averages = map(self.averages.average, variables)
         return [each for each in averages if each is not None]
 
-    def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
+    def _before_update(self, updates: Updates, ledger: Ledger) -> None:
         if not self._sequential_update:
-            self._move(updates, row_checks)
+            self._move(updates, ledger)
 
-    def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
+    def _after_update(self, updates: Updates, ledger: Ledger) -> None:
         if self._sequential_update:
-            self._move(updates, row_checks)
+            self._move(updates, ledger)
 
-    def _move(self, updates: Updates, row_checks: RowChecks) -> None:
+    def _move(self, updates: Updates, ledger: Ledger) -> None:
         variables = updates.variables()
-        weights = AverageWeights([1 - self.averages.decay_now()], row_checks)
+        weights = AverageWeights([1 - self.averages.decay_now()], ledger)
         self.averages.move(variables, variables, weights)

@@ -237,5 +237,5 @@ class PeriodicWrapper(StepWrapper):
             self._getter.find(variable)
         return updates, nothing_to_forget
 
-    def _before_update(self, updates: Updates, row_checks: Any) -> None:
+    def _before_update(self, updates: Updates, ledger: Any) -> None:
         self._trained.update(self._getter.find(v).number for v in updates.variables())

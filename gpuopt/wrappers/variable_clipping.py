@@ -16,7 +16,7 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.distributed import MirroredVariable
 from gpuopt.optimizer import Optimizer
 from gpuopt.quietly import quietly
-from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.ledger import Ledger
 from gpuopt.step.updates import Updates
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -103,13 +103,13 @@ class VariableClippingOptimizer(StepWrapper):
     def _what_is_added(self) -> str:
         return "clipping"
 
-    def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
+    def _after_update(self, updates: Updates, ledger: Ledger) -> None:
         def clip() -> None:
             for gradient, variable in updates.pairs():
                 dims = self._dims_of(variable.identity)
                 if dims is not None:
                     rows = self._rows_to_clip(gradient, variable, dims)
-                    self._clip(variable, rows, dims, row_checks)
+                    self._clip(variable, rows, dims, ledger)
 
         quietly(clip)
 
@@ -142,9 +142,7 @@ class VariableClippingOptimizer(StepWrapper):
             )
         return None
 
-    def _clip(
-        self, variable: Variable, rows: Any, dims: tuple[int, ...], row_checks: RowChecks
-    ) -> None:
+    def _clip(self, variable: Variable, rows: Any, dims: tuple[int, ...], ledger: Ledger) -> None:
         if not variable.size:
             return
         backend = backend_for(variable.device)
@@ -154,15 +152,13 @@ class VariableClippingOptimizer(StepWrapper):
                 if rows is None:
                     old = variable.storage
                 else:
-                    if row_checks.flag(variable.device) is not None:
+                    if ledger.flag(variable.device) is not None:
                         # The GPU may be about to find some that are not there.
                         rows = backend.xp.clip(rows, 0, variable.shape[0] - 1)
                     variable.bring_up(rows)
                     old = variable.unread_storage[rows]
                 clipped = _clipped_by_norm(backend.xp, old.astype(real), real(self._max_norm), dims)
-                new = row_checks.unless_refused(
-                    variable.device, clipped.astype(variable.dtype), old
-                )
+                new = ledger.unless_refused(variable.device, clipped.astype(variable.dtype), old)
             if rows is None:
                 variable.assign(new)
             else:

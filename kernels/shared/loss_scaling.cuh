@@ -90,11 +90,12 @@ __device__ __forceinline__ void decide(const LossDecision& decision, const doubl
   const bool has_bad = *wrong != nothing_is_wrong;
   const bool is_finite = !has_bad && !is_unusable;
   LossScaling state = state_before(decision);
-  const bool has_stopped = decision.stops != 0 && state.last_bad_step != 0;
-  if (*wrong == rows_are_refused || has_stopped) {
-    state.is_left_out = 1;
+  if (*wrong == rows_are_refused || state.has_stopped != 0) {
+    // Also on other devices, and in steps without such rows: until the host has heard of it.
+    state.is_left_out = state.has_stopped = 1;
   } else {
     if (!is_finite) {
+      state.has_stopped = decision.stops;
       state.last_bad_step = decision.step;
       state.first_bad = has_bad ? static_cast<long long>(*wrong) : -1;
     }

@@ -179,6 +179,8 @@ struct LossScaling {
   long long last_bad_step;
   // The number of its first gradient that was not; -1: a clipped one.
   long long first_bad;
+  // Whether no further step is made: rows were refused, or a step was an error.
+  long long has_stopped;
   // See `ScaleState`.
   long long good_steps;
   long long bad_steps;

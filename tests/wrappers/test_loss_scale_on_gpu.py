@@ -552,7 +552,7 @@ def test_variables_of_several_gpus_are_decided_about_alike(every_schedule: str) 
 
 
 # Where the host counts and notes what it counts.
-COUNTING = ["gpuopt/step/step.py", "host_scalar.py", "device_scaling.py", "rule_optimizer.py"]
+COUNTING = ["gpuopt/step/step.py", "host_scalar.py", "device_scaling.py", "ledger.py", "chain.py"]
 
 
 def test_a_skipped_step_that_ctrl_c_ends_is_not_counted() -> None:

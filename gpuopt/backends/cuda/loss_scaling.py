@@ -68,7 +68,7 @@ class CudaLossScalings:
 
     def new(self, state: ScaleState) -> CudaLossScaling:
         scale = np.float32(state.loss_scale)
-        values = LossScaling(0, 0, 0, 0, *state[1:], float(scale), float(np.float32(1) / scale))
+        values = LossScaling(0, 0, 0, 0, 0, *state[1:], float(scale), float(np.float32(1) / scale))
         words = np.frombuffer(struct.pack(_LAYOUT.code, *values), _WORD)
         with self._lock, self._launcher.device():
             scaling = CudaLossScaling(to_device(self._launcher, words))

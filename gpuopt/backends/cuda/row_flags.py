@@ -135,6 +135,21 @@ class CudaRowFlags:
             finally:
                 self._order.end(last, (flag,))
 
+    def memory(self, flag: CudaRowFlag) -> Any:
+        with self._lock, self._launcher.device():
+            self.settle(flag)
+            return flag.array
+
+    def join(self, flag: CudaRowFlag, other: Any) -> None:
+        with self._lock, self._launcher.device():
+            last = self._order.begin((flag,), flag.last_update, is_step=False)
+            try:
+                self.settle(flag)
+                array = flag.array
+                array[...] = self._launcher.xp.where(array[0] == 0, other, array)
+            finally:
+                self._order.end(last, (flag, other))
+
     def unless_set(self, flag: CudaRowFlag, new: Any, old: Any) -> Any:
         with self._lock, self._launcher.device():
             self.settle(flag)

@@ -237,6 +237,7 @@ class LossScaling(NamedTuple):
         num_made: How many steps were made.
         last_bad_step: The number of the last one whose gradients were not finite; 0 if none was.
         first_bad: The number of its first gradient that was not; -1: a clipped one.
+        has_stopped: Whether no further step is made: rows were refused, or a step was an error.
         good_steps, bad_steps, num_skipped, skipped_in_a_row, loss_scale: See `ScaleState`.
         unscale: What gradients are multiplied by: the scale's reciprocal.
     """
@@ -245,6 +246,7 @@ class LossScaling(NamedTuple):
     num_made: Annotated[int, Number("int64")]
     last_bad_step: Annotated[int, Number("int64")]
     first_bad: Annotated[int, Number("int64")]
+    has_stopped: Annotated[int, Number("int64")]
     good_steps: Annotated[int, Number("int64")]
     bad_steps: Annotated[int, Number("int64")]
     num_skipped: Annotated[int, Number("int64")]
