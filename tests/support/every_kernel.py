@@ -213,8 +213,12 @@ def kernels_of_codes() -> list[Kernel]:
         listed.append(kernels.update_coded_rows(rule, codecs, storage, "uint32"))
     sums = cautious(by_name["adam"])
     of_squares = coded(by_name["adam"], "bitsandbytes")
+    of_three, with_norms = by_name["ams_grad"], by_name["lamb"]
     return [
         *listed,
+        kernels.coded_update(of_three, coded(of_three), "float32"),
+        kernels.update_coded_rows(of_three, coded(of_three), "float32", "uint32"),
+        kernels.sum_coded_terms(with_norms, coded(with_norms), "float32"),
         kernels.coded_update(by_name["adam"], of_squares, "float32"),
         *(
             make(sums, coded(sums), storage)

@@ -70,7 +70,7 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
         return 128 if is_scaled or has_wide_average or has_many_slots else 80
     if "coded" in kernel.function:  # a lane has 8 elements: 512 threads load as much as 1024 do
         has_remainder = kernel.types["Beside"] == "gpuopt::Split"  # two blocks of 256, as with 96
-        if has_remainder or architecture not in ("sm_75", "sm_90"):
+        if has_remainder or slots > 2 or architecture not in ("sm_75", "sm_90"):
             return 128
         return 80 if slots == 1 else 96
     if kernel.function.startswith("measure_inputs"):
