@@ -17,7 +17,6 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.codecs import Split, codec_of
 from gpuopt.near_names import find_near
 from gpuopt.optimizers.base import RuleOptimizer
-from gpuopt.rules.clipped import clipped
 from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.stage import ORDER, in_order
 from gpuopt.rules.staged import StagedRule, staged
@@ -181,7 +180,9 @@ def _rule_of(optimizer: RuleOptimizer, dtype: np.dtype[Any]) -> UpdateRule:
         rule = averaged_rule(rule, dtype, optimizer.slot_codecs.masters)
     for option in optimizer.stage_options:
         rule = staged(rule, option.stage) if option.joins(dtype) else rule
-    return rule if optimizer.clips is None else clipped(rule)
+    optimizer._prepare()
+    clips = optimizer._clips_of_step()
+    return rule if clips is None else clips.stages_around(rule)
 
 
 def _stages(rule: UpdateRule) -> Sequence[Sequence[str]]:

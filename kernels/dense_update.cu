@@ -109,7 +109,7 @@ struct ScalarsOfVariables {
       return every.of_variable(variable, groups);
     } else {
       ScalarsOf<Program> scalars = every.of_variable(variable, groups);
-      const double factor = static_cast<double>(scalars.clip_factor);
+      const double factor = static_cast<double>(factor_in<Program>(scalars));
       RealOf<Program>* own = reinterpret_cast<RealOf<Program>*>(&scalars) + Program::first_sum;
 #pragma unroll
       for (int k = 0; k < Program::num_sums; ++k) {

@@ -29,7 +29,7 @@ class ClipForm(IntEnum):
 
 # The columns of factors: see `Clips.factors`.
 SQUARES, NORM, FACTOR_OF_FLOAT32, FACTOR_OF_FLOAT64 = range(4)
-NUM_COLUMNS = 4
+NUM_COLUMNS = 5
 
 
 class RuleInputs(NamedTuple):
@@ -98,8 +98,7 @@ class ClipLimits(NamedTuple):
         most: The most of each norm, by number; infinite if it is only measured.
         form: The formula.
         is_double: Whether norms are float64; else they are rounded to float32.
-        unscale: What gradients are multiplied by before all else: norms are of the products, and
-            factors include it.
+        unscale: What gradients are multiplied by before all else: norms are of the products.
         num_copies: How often each gradient comes: equal ones of copies of a variable count once.
     """
 
@@ -156,15 +155,16 @@ class Clips(Protocol):
         """Returns `factors` of `sums`: for gradients of this device alone."""
 
     def factors(self, sums: Sequence[Array], limits: ClipLimits) -> Array:
-        """Returns what gradients are multiplied by, float64 [num_norms, 4].
+        """Returns what gradients are multiplied by, float64 [num_norms, NUM_COLUMNS].
 
         Args:
             sums: From `sums` of all devices, each brought to this one.
             limits: The most of each norm.
 
         Returns:
-            For each norm: its sum of squares, the norm, and the factor as computed in float32 and
-            in float64. On a GPU, the host has not waited for them.
+            For each norm: its sum of squares, the norm, the factor as computed in float32 and in
+            float64, and `unscale`, which a device may have known alone. On a GPU, the host has not
+            waited for them.
         """
 
     def factor_scalar(

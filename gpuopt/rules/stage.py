@@ -17,14 +17,14 @@ from gpuopt.rules.emitted import EmittedStage
 from gpuopt.rules.random_bits import NUM_PARTS, key_of_step, random_words
 from gpuopt.rules.tracing import NUMBER, REALS, Program, Rank, trace
 
-RULE = "rule"
+RULE, UNSCALED, CLIPPED = "rule", "unscaled", "clipped"
 RANDOM = "random"
 
 # The names of all stages in the order of a step: by the functions of a program, which loops call
 # one after the other.
 ORDER: dict[str, list[str]] = {
     # When the gradient is read; they change it.
-    "gradient": ["scaled", "clipped"],
+    "gradient": [UNSCALED, "bounded", CLIPPED],
     # Before and after the rule. A stage with `step` gets the rule's step from 0.
     "apply": ["decayed", RULE, "cautious"],
     # When the variable and the slots are stored; loops do it, with the stage's scalars.
@@ -49,7 +49,8 @@ class Stage:
         terms: Takes the gradient and the step, and returns an array for each of `sums`, whose
             elements are summed.
         of_counts: Whether a device chooses all scalars of the step by its own count of steps.
-        is_measured: Whether kernels that measure gradients take its effect into account.
+        is_measured: Whether what measures gradients takes its effect into account. Norms are of
+            unscaled gradients, whatever other stages do before these are clipped.
         is_of_named_rows: Whether it skips elements with the gradient -0: see `of_named_rows`.
     """
 

@@ -13,7 +13,7 @@ import numpy as np
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.emitted import EmittedStage, Functor, emit_staged
 from gpuopt.rules.functions import INEXACT
-from gpuopt.rules.stage import ORDER, Stage, in_order
+from gpuopt.rules.stage import ORDER, UNSCALED, Stage, in_order
 from gpuopt.rules.tracing import NUMBER
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -39,6 +39,11 @@ class StagedRule(UpdateRule):
 
     @computed_once
     def own_functor(self) -> Functor:
+        has = {
+            "is_unscaled": any(stage.name == UNSCALED for stage in self.stages),
+            "is_clipped": self.is_clipped,
+            "is_rounded": self.is_rounded,
+        }
         return emit_staged(
             self.name,
             self.rule.functor,
@@ -47,7 +52,7 @@ class StagedRule(UpdateRule):
                 "num_row_slots": len(self.row_slots),
                 "num_sums": len(self.sums),
                 "num_averages": int(self.is_averaged),
-                "is_rounded": int(self.is_rounded),
+                **{name: 1 for name, is_so in has.items() if is_so},
                 **self._constant_of_written,
             },
             self.fields[len(self.rule.fields) :],

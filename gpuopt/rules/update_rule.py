@@ -17,7 +17,7 @@ from gpuopt.rules.emitted import Functor, emit, emit_staged, field_name
 from gpuopt.rules.functions import INEXACT
 from gpuopt.rules.shift import Shift, shift_of
 from gpuopt.rules.sources import CudaSource, kernel_root
-from gpuopt.rules.stage import Stage
+from gpuopt.rules.stage import CLIPPED, Stage
 from gpuopt.rules.tracing import NUMBER, REALS, Program, Rank, trace
 from gpuopt.rules.unnamed import Unnamed
 
@@ -82,7 +82,7 @@ class UpdateRule:
     @computed_once
     def is_clipped(self) -> bool:
         """Whether a stage multiplies its gradient by a factor that is measured; see `clipped`."""
-        return any(stage.is_measured for stage in self.stages)
+        return any(stage.name == CLIPPED for stage in self.stages)
 
     @computed_once
     def is_scaled(self) -> bool:

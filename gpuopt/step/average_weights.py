@@ -10,14 +10,10 @@ import numpy as np
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.loss_scaling import Decided
 from gpuopt.device import Device
-from gpuopt.rules.clipped import CLIP_SCALARS
 from gpuopt.rules.moving_average import AVERAGE_WEIGHT
-from gpuopt.rules.scaled import scaled
+from gpuopt.rules.scaled import UNSCALE, scaled
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.ledger import Ledger
-
-# The norm's number, and the bound, of what is not clipped.
-_UNCLIPPED = dict(zip(CLIP_SCALARS, (-1, np.inf), strict=True))
 
 
 class Joined(NamedTuple):
@@ -65,7 +61,6 @@ class AverageWeights:
             return Joined(rule, scalars, None, refused)
         if len(set(self._weights)) == 1:
             return Joined(rule, scalars[:1], None, decided.after)
-        unclipped = {name: real(value) for name, value in _UNCLIPPED.items()}
-        every = [{**each, **unclipped} for each in scalars]
+        every = [{**each, UNSCALE: real(1)} for each in scalars]
         factors = decided._replace(num_counts=len(every))
         return Joined(scaled(rule), every, factors, decided.after)

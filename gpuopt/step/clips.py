@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 from itertools import chain
@@ -24,8 +25,8 @@ from gpuopt.backends.clips import (
 from gpuopt.backends.loss_scaling import Decided, Decision, LossScalings
 from gpuopt.device import Device
 from gpuopt.quietly import quietly
-from gpuopt.rules.clipped import CLIP_SCALARS, clipped
-from gpuopt.rules.scaled import scaled
+from gpuopt.rules.clipped import CLIP_BOUND, CLIP_FACTOR, bounded, clipped
+from gpuopt.rules.scaled import UNSCALE, scaled
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch
 from gpuopt.step.request import Copies
@@ -208,6 +209,8 @@ class StepClips:
         self._norms = norms
         self._shown = shown
         self._bounds = bounds
+        self._is_clipped = any(map(math.isfinite, most))
+        self._is_bounded = any(map(math.isfinite, bounds.values()))
         self._num_groups = num_groups
         self._unscale = unscale
         # How a GPU is to decide about the step, which it is, and what it has made of it, on each.
@@ -327,10 +330,22 @@ class StepClips:
         are_finite = np.isfinite(found[:, SQUARES]).all()
         return Measurement.FINITE if are_finite else Measurement.UNKNOWN
 
+    @property
+    def _has_counts(self) -> bool:
+        """Whether a GPU chooses among the scalars of several counts of steps."""
+        return self.decision is not None and not self.decision.stops
+
+    def stages_around(self, rule: UpdateRule) -> UpdateRule:
+        """Returns the form of a rule that unscales and clips its gradient as the step does."""
+        if self._has_counts or self._unscale != 1.0:
+            rule = scaled(rule, of_counts=self._has_counts)
+        rule = bounded(rule) if self._is_bounded else rule
+        return clipped(rule) if self._is_clipped else rule
+
     def clip(
         self, rule: UpdateRule, batch: Batch, groups: Sequence[int], scalars: Sequence[Scalars]
     ) -> tuple[UpdateRule, list[Scalars], Any]:
-        """Returns the clipped form of a rule, its scalars, and the factors that kernels read.
+        """Returns that form of a rule, its scalars, and the factors that kernels read.
 
         Args:
             rule: What updates the batch.
@@ -340,16 +355,18 @@ class StepClips:
             scalars: The rule's.
         """
         factors, real = self._factors.get(batch.device), batch.real
+        staged = self.stages_around(rule)
+        names = staged.scalars[len(rule.scalars) :]
         extended: list[Scalars] = []
         for group, each in zip(groups, scalars, strict=True):
             factor = batch.backend.clips.factor_scalar(factors, self._norm_of(group), real)
             bound: np.floating[Any] = quietly(real, self._bound_of(group))
-            extended.append({**each, **dict(zip(CLIP_SCALARS, (factor, bound), strict=True))})
-        if self.decided and self.decision is not None and not self.decision.stops:
+            own = {UNSCALE: real(self._unscale), CLIP_BOUND: bound, CLIP_FACTOR: factor}
+            extended.append({**each, **{name: own[name] for name in names}})
+        if self._has_counts:
             num_counts = len(groups) // len(set(groups))
-            decided = self.decided[batch.device]
-            return scaled(rule), extended, decided._replace(num_counts=num_counts)
-        return clipped(rule), extended, factors
+            factors = self.decided[batch.device]._replace(num_counts=num_counts)
+        return staged, extended, factors
 
     def sums_of(self, batch: Batch) -> Any:
         """Returns what `Backend.apply_dense` takes for sums."""

@@ -16,7 +16,7 @@ from gpuopt.backends.clips import FACTOR_OF_FLOAT32
 from gpuopt.codecs import Codecs
 from gpuopt.quietly import quietly
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
-from gpuopt.rules.clipped import CLIP_SCALARS, clipped
+from gpuopt.rules.clipped import CLIP_FACTOR, clipped
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Group, KnownGroups
@@ -186,7 +186,7 @@ class GradientSums(SumsInState):
             if loss_scale is not None:
                 factors = self._factors.on(batch.device, loss_scale)
                 factor = batch.backend.clips.factor_scalar(factors, 0, batch.real)
-                scalars |= dict(zip(CLIP_SCALARS, (factor, batch.real(np.inf)), strict=True))
+                scalars[CLIP_FACTOR] = factor
             batch.backend.apply_dense(
                 rule if factors is None else clipped(rule),
                 batch.plan,

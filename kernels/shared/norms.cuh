@@ -50,6 +50,7 @@ __device__ __forceinline__ ClipResult result_of(const ClipRule& rule, double sum
   const double* every = reinterpret_cast<const double*>(rule.most_of);
   const double most = every == nullptr ? rule.only_most : every[norm];
   ClipResult result;
+  result.unscale = rule.unscale;
   result.squares = squares;
   // As much as TensorFlow's sum can hold: beyond it, a norm is infinite.
   result.norm =
@@ -59,10 +60,9 @@ __device__ __forceinline__ ClipResult result_of(const ClipRule& rule, double sum
   // A norm of doubles may be more than a float holds.
   const bool is_held = !isinf(norm_of_floats) || isinf(result.norm);
   result.factor_of_floats =
-      static_cast<double>(static_cast<float>(rule.unscale) *
-                          (is_held ? factor_of(norm_of_floats, static_cast<float>(most), rule.form)
-                                   : static_cast<float>(factor)));
-  result.factor_of_doubles = rule.unscale * factor;
+      static_cast<double>(is_held ? factor_of(norm_of_floats, static_cast<float>(most), rule.form)
+                                  : static_cast<float>(factor));
+  result.factor_of_doubles = factor;
   return result;
 }
 

@@ -7,12 +7,14 @@
 namespace gpuopt {
 
 struct RuleDefaults {
-  static constexpr int num_row_slots = 0;    // the last slots, with one number for each row
-  static constexpr int num_sums = 0;         // scalars that are sums over the variable
-  static constexpr int first_sum = -1;       // the first of them, if a launch is given the sums
-  static constexpr int num_averages = 0;     // the first slots, which follow the variable
-  static constexpr bool is_rounded = false;  // whether what it writes is rounded at random
-  static constexpr int written = -1;         // bit 0: it writes the variable; bit 1 + k: slot k
+  static constexpr int num_row_slots = 0;     // the last slots, with one number for each row
+  static constexpr int num_sums = 0;          // scalars that are sums over the variable
+  static constexpr int first_sum = -1;        // the first of them, if a launch is given the sums
+  static constexpr int num_averages = 0;      // the first slots, which follow the variable
+  static constexpr bool is_unscaled = false;  // whether it takes the scalar `unscale`
+  static constexpr bool is_clipped = false;   // whether it takes the scalar `clip_factor`
+  static constexpr bool is_rounded = false;   // whether what it writes is rounded at random
+  static constexpr int written = -1;          // bit 0: it writes the variable; bit 1 + k: slot k
 
   // The degree of a sum in the gradient, if it is over the variable and the gradient alone.
   GPUOPT_INLINE static constexpr int degree(int) { return -1; }

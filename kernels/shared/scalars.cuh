@@ -13,7 +13,8 @@ using GivenOf = typename Program::GivenScalars;
 template <class Program>
 constexpr bool has_groups = !are_same<GivenOf<Program>, ScalarsOf<Program>>;
 
-// Whether scalars have the number of a norm in the place of a clipping factor.
+// Whether scalars may have the number of a norm in the place of a clipping factor, or 0 in that of
+// the reciprocal of the loss scale: the device has measured the one and changed the other.
 template <class Given>
 constexpr bool has_factors = false;
 template <class Scalars, int count>
@@ -38,20 +39,34 @@ __device__ __forceinline__ long long first_group(const ScaledScalars<Scalars, co
   return behind > 0 ? behind * few.num_groups : 0;
 }
 
-// Returns scalars with the factor in the place of its norm's number.
+// Returns scalars with the factors themselves.
 template <class Program>
-__device__ __forceinline__ ScalarsOf<Program> with_factor(ScalarsOf<Program> scalars,
-                                                          const GivenOf<Program>& few) {
+__device__ __forceinline__ ScalarsOf<Program> with_factors(ScalarsOf<Program> scalars,
+                                                           const GivenOf<Program>& few) {
   using Real = RealOf<Program>;
-  const int norm = static_cast<int>(scalars.clip_factor);
-  scalars.clip_factor = Real(1);
-  if (norm >= 0) {
-    const ClipResult* results = reinterpret_cast<const ClipResult*>(few.factors);
-    scalars.clip_factor =
-        static_cast<Real>(sizeof(Real) == sizeof(double) ? __ldg(&results[norm].factor_of_doubles)
-                                                         : __ldg(&results[norm].factor_of_floats));
+  const ClipResult* results = reinterpret_cast<const ClipResult*>(few.factors);
+  if constexpr (Program::is_unscaled) {
+    if (scalars.unscale == Real(0)) scalars.unscale = static_cast<Real>(__ldg(&results->unscale));
+  }
+  if constexpr (Program::is_clipped) {
+    const int norm = static_cast<int>(scalars.clip_factor);
+    scalars.clip_factor = Real(1);
+    if (norm >= 0) {
+      scalars.clip_factor = static_cast<Real>(sizeof(Real) == sizeof(double)
+                                                  ? __ldg(&results[norm].factor_of_doubles)
+                                                  : __ldg(&results[norm].factor_of_floats));
+    }
   }
   return scalars;
+}
+
+// What a gradient is multiplied by.
+template <class Program>
+__device__ __forceinline__ RealOf<Program> factor_in(const ScalarsOf<Program>& scalars) {
+  RealOf<Program> factor = 1;
+  if constexpr (Program::is_unscaled) factor *= scalars.unscale;
+  if constexpr (Program::is_clipped) factor *= scalars.clip_factor;
+  return factor;
 }
 
 // The scalars of several groups: those at `many`, or if it is null, those passed by value.
@@ -60,7 +75,7 @@ struct GroupScalars {
   const Given& few;
   const ScalarsOf<Program>* __restrict__ many;
 
-  // Returns a group's as they are given, with the number of a norm in the place of a factor.
+  // Returns a group's as they are given, without factors.
   __device__ __forceinline__ ScalarsOf<Program> given(long long group) const {
     const long long place = group + first_group(few);
     return many == nullptr ? few.of[place] : many[place];
@@ -68,7 +83,7 @@ struct GroupScalars {
 
   __device__ __forceinline__ ScalarsOf<Program> of(long long group) const {
     if constexpr (has_factors<Given>) {
-      return with_factor<Program>(given(group), few);
+      return with_factors<Program>(given(group), few);
     } else {
       return given(group);
     }

@@ -142,6 +142,7 @@ struct ClipResult {
   double norm;
   double factor_of_floats;
   double factor_of_doubles;
+  double unscale;
 };
 
 // The addresses of the sums of several devices, by value.

@@ -14,7 +14,7 @@ from kernel_updates import Arrays, Update, apply_dense, apply_sparse, copy_of
 from gpuopt.backends import Target
 from gpuopt.backends.backend import SparseUpdate
 from gpuopt.rules.averaged import averaged
-from gpuopt.rules.clipped import clipped
+from gpuopt.rules.clipped import bounded, clipped
 from gpuopt.rules.moving_average import AVERAGE_WEIGHT, moving_average
 from gpuopt.rules.rounded import BFLOAT16, key_of_step, round_at_random, rounded
 from gpuopt.rules.staged import StagedRule
@@ -36,7 +36,7 @@ SHAPES = [(1,), (7,), (64,), (0,), (5, 3), (40, 30), (2000, 5), (), *[(40, 13)] 
 def rounding(rule: UpdateRule) -> UpdateRule:
     """Returns the rounded form of a rule; steps clip the gradients of that, not the other way."""
     return (
-        clipped(rounded(rule.rule))
+        clipped(bounded(rounded(rule.rule)))
         if isinstance(rule, StagedRule) and rule.is_clipped
         else rounded(rule)
     )

@@ -82,13 +82,13 @@ extern "C" void run(int size, float* var, float* grad, float* slots, Rule::Scala
     var, grad, average, m = rng.normal(size=(4, 100)).astype(F)
     v = m * m
     step_size, beta1, beta2, epsilon, decay = map(F, (0.1, 0.9, 0.99, 1e-3, 0.01))
-    weight, factor, bound = map(F, (0.2, 0.7, 0.5))
-    scalars = np.array([step_size, beta1, beta2, epsilon, decay, weight, factor, bound])
+    weight, factor = map(F, (0.2, 0.7))
+    scalars = np.array([step_size, beta1, beta2, epsilon, decay, weight, factor])
     got, slots = var.copy(), np.stack([average, m, v], axis=1)
     arrays = [ctypes.c_void_p(each.ctypes.data) for each in (got, grad, slots, scalars)]
     ctypes.CDLL(str(library)).run(100, *arrays)
 
-    clipped = np.clip(grad * factor, -bound, bound)
+    clipped = grad * factor
     decayed = var - decay * var
     m = m + (1 - beta1) * (clipped - m)
     v = v + (1 - beta2) * (clipped * clipped - v)
@@ -100,8 +100,8 @@ extern "C" void run(int size, float* var, float* grad, float* slots, Rule::Scala
 
 # What an option of an optimizer adds to the stages.
 ADDED = [
-    ("Adam", {"clip_norm": 0.1}, {"clip"}),
-    ("Adam", {"clip_value": 0.1}, {"clip"}),
+    ("Adam", {"clip_norm": 0.1}, {"clip_by_norm"}),
+    ("Adam", {"clip_value": 0.1}, {"clip_by_value"}),
     ("AdaBelief", {"cautious": True}, {"agreeing, elements", "make_agreeing_step"}),
     ("Adam", {"averages": 0.5}, {"move_average"}),
     ("Adam", {"masters": "float32"}, set()),
@@ -131,13 +131,20 @@ def test_a_stage_is_printed_where_its_option_changes_the_result(
 
 def test_stages_are_printed_in_the_order_of_their_calls(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown("torchadamw --averages --cautious --clip", capsys)
-    names = ["agreeing, elements", "clip", "decay", "adam", "make_agreeing_step", "move_average"]
+    names = [
+        "agreeing, elements",
+        "clip_by_norm",
+        "decay",
+        "adam",
+        "make_agreeing_step",
+        "move_average",
+    ]
     assert stages(text) == names
     _, _, after = text.partition(" gradient(Real")
     reading, _, after = after.partition(" terms(Real")
     calls = reading + after.partition(" apply(Real")[2]
     assert re.findall(rf"({'|'.join(names)}|Rule::apply)\(", calls) == [
-        *("clip", "decay", "Rule::apply", "make_agreeing_step", "move_average")
+        *("clip_by_norm", "decay", "Rule::apply", "make_agreeing_step", "move_average")
     ]
 
 
@@ -269,5 +276,5 @@ def test_an_optimizer_of_ones_own_is_shown_without_cupy(tmp_path: Path) -> None:
     finished = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
-    assert stages(finished.stdout) == ["clip", "descent"]
+    assert stages(finished.stdout) == ["clip_by_norm", "descent"]
     assert "var - (s.rate_ * grad)" in finished.stdout

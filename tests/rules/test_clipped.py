@@ -9,7 +9,8 @@ import pytest
 from every_optimizer import update_rules
 
 from gpuopt.optimizers.row_wise_adagrad import row_wise_adagrad
-from gpuopt.rules.clipped import CLIP_SCALARS, clipped
+from gpuopt.rules.clipped import bounded, clipped
+from gpuopt.rules.scaled import scaled
 from gpuopt.rules.stage import Stage
 from gpuopt.rules.staged import staged
 from gpuopt.rules.update_rule import UpdateRule
@@ -18,19 +19,19 @@ pytestmark = pytest.mark.value
 
 
 @pytest.mark.parametrize("rule", update_rules(), ids=lambda rule: rule.name)
-def test_a_clipped_rule_is_its_base_with_another_gradient(rule: UpdateRule) -> None:
+def test_an_unscaled_and_clipped_rule_is_its_base_with_another_gradient(rule: UpdateRule) -> None:
     rng = np.random.default_rng(3)
     var, grad = rng.normal(size=(2, 40, 1))
     # A mean's square stays below the mean of squares.
     ranges = [(0, 0.5) if name == "mg" else (1, 2) for name in rule.slots]
     slots = [rng.uniform(*range_, var.shape) for range_ in ranges]
     scalars = {name: np.float64(rng.uniform(0.1, 0.9)) for name in rule.scalars}
-    mine = clipped(rule)
-    assert mine is clipped(rule)
+    mine = clipped(scaled(bounded(rule)))
+    assert mine is clipped(scaled(bounded(rule)))
     assert (mine.slots, mine.sums, mine.row_slots) == (rule.slots, rule.sums, rule.row_slots)
-    assert mine.scalars == (*rule.scalars, *CLIP_SCALARS)
-    clipping = dict(zip(CLIP_SCALARS, np.float64([0.5, 0.25]), strict=True))
-    seen = np.clip(grad * 0.5, -0.25, 0.25)
+    clipping = {"clip_bound": np.float64(0.25), "unscale": np.float64(3), "clip_factor": 0.5}
+    assert mine.scalars == (*rule.scalars, *clipping)
+    seen = np.clip(grad * 3, -0.25, 0.25) * 0.5
     read = mine.gradient(grad, clipping)
     if rule.terms is not None and mine.terms is not None:
         got = mine.terms(var, read, *slots, **scalars, **clipping)
@@ -42,9 +43,9 @@ def test_a_clipped_rule_is_its_base_with_another_gradient(rule: UpdateRule) -> N
 
 
 def test_a_row_wise_rule_takes_the_mean_square_of_the_clipped_gradient() -> None:
-    grad, scalars = np.float64([[4.0, -1.0]]), dict(zip(CLIP_SCALARS, (0.5, 1.0), strict=True))
+    grad, scalars = np.float64([[4.0, -1.0]]), {"clip_bound": np.float64(2), "clip_factor": 0.5}
     assert row_wise_adagrad.gradient(grad, scalars) is grad
-    seen = clipped(row_wise_adagrad).gradient(grad, scalars)
+    seen = clipped(bounded(row_wise_adagrad)).gradient(grad, scalars)
     np.testing.assert_array_equal(seen, [[1.0, -0.5]])
 
 

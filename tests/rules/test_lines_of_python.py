@@ -19,7 +19,7 @@ from sass import lines_of
 import gpuopt
 from gpuopt.backends.cuda.kernels.dense import dense_update
 from gpuopt.optimizers.adam import adam
-from gpuopt.rules.clipped import clip, clipped
+from gpuopt.rules.clipped import bounded, clip_by_value
 from gpuopt.rules.sources import kernel_root
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -64,8 +64,8 @@ def test_each_statement_names_its_line() -> None:
 
 
 def test_a_stage_names_the_lines_of_its_own_file() -> None:
-    line = line_of(clip, "np.clip")
-    assert f'#line {line} "gpuopt/rules/clipped.py"\n' in clipped(adam).cpp
+    line = line_of(clip_by_value, "np.clip")
+    assert f'#line {line} "gpuopt/rules/clipped.py"\n' in bounded(adam).cpp
 
 
 @pytest.mark.parametrize("where", ["", "elsewhere"])

@@ -6,49 +6,29 @@ It is gradient noise, beside a model of it in float64 that has its own generator
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import fake_cupy
 import numpy as np
 import pytest
 from each_device import variable_on
-from fuzzing import all_stages
-from fuzzing.settings import NUMBERS, seeds
-from fuzzing.stages_model import Model
+from fuzzing.noise_model import ETA, GAMMA, SEED, noise
 from gradient_noise import GradientNoise, register
 from stages import STAGES
 
 import gpuopt
 from gpuopt import backends
+from gpuopt.__main__ import main
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.device import Device
 
-SEED, ETA, GAMMA = 2**40 + 5, 2.0**-8, 0.55
+F = np.float32
 NOISE: dict[str, Any] = {GradientNoise.name: (ETA, GAMMA, SEED)}
-_WORD = 2**64 - 1
-
-
-def mixed(bits: int) -> int:
-    """Returns SplitMix64's word for a state."""
-    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _WORD
-    return bits ^ bits >> 31
-
-
-def normal(step: int, size: int, name: str) -> np.ndarray:
-    """Returns the normal numbers of the elements of a variable in some step."""
-    first = int.from_bytes(hashlib.sha256(f"{name}:0".encode()).digest()[:8], "big") // 4
-    golden = 0x9E3779B97F4A7C15
-    key = mixed(mixed(SEED + golden & _WORD) + (step + 1) * golden & _WORD)
-    words = [mixed(key + (number + 1) * golden & _WORD) for number in range(first, first + size)]
-    one = np.array([(word >> 40) + 1 for word in words]) / 2**24
-    other = np.array([word >> 16 & 0xFFFFFF for word in words]) / 2**24
-    return np.sqrt(-2 * np.log(one)) * np.cos(2 * np.pi * other)
 
 
 def noise_of(eta: float, gamma: float, seed: int) -> dict[str, Any]:
@@ -60,21 +40,6 @@ def _is_known(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture)
     register(monkeypatch)
     yield
     assert "cannot build" not in caplog.text
-
-
-def noise(step: int, shape: tuple[int, ...], name: str = "Variable") -> np.ndarray:
-    deviation = np.sqrt(ETA / (1 + step) ** GAMMA)
-    return deviation * normal(step, int(np.prod(shape)), name).reshape(shape)
-
-
-class NoisyModel(Model):
-    """Adds noise to clipped gradients: of sparse ones, to the rows that they name."""
-
-    def _update(self, label: str, gradient: np.ndarray, rows: Any, rate: float) -> None:
-        named: Any = ... if rows is None else np.unique(rows).astype(int)
-        noisy = np.array(gradient)
-        noisy[named] += noise(self.count, gradient.shape, label)[named]
-        super()._update(label, noisy, rows, rate)
 
 
 @pytest.fixture(
@@ -92,38 +57,6 @@ def xp(request: pytest.FixtureRequest) -> Any:
         request.getfixturevalue("emulated_gpus")
         return fake_cupy
     return pytest.importorskip("cupy")
-
-
-@pytest.fixture
-def noisy_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the random programs of all stages add noise to gradients."""
-    make = all_stages.make_optimizer
-
-    def make_noisy(kind: str, rate: Any, options: Mapping[str, Any]) -> Any:
-        return make(kind, rate, {**options, **NOISE})
-
-    monkeypatch.setattr(all_stages, "make_optimizer", make_noisy)
-    monkeypatch.setattr(all_stages, "Model", NoisyModel)
-
-
-@pytest.mark.usefixtures("noisy_programs")
-@pytest.mark.parametrize("seed", seeds(24))
-def test_noise_in_random_mixtures_is_that_of_a_model(seed: int) -> None:
-    all_stages.run(seed, NUMBERS)
-
-
-@pytest.mark.emulator
-@pytest.mark.usefixtures("noisy_programs", "emulated_gpus")
-@pytest.mark.parametrize("seed", seeds(6))
-def test_noise_in_random_mixtures_on_emulated_gpus_is_that_of_a_model(seed: int) -> None:
-    all_stages.run(seed, NUMBERS[:20], "gpu:0")
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("noisy_programs")
-@pytest.mark.parametrize("seed", seeds(6))
-def test_noise_in_random_mixtures_on_a_gpu_is_that_of_a_model(seed: int) -> None:
-    all_stages.run(seed, NUMBERS[:20], "gpu:0")
 
 
 SHAPES = [(), (3,), (40,), (6, 5), (0,), (300, 7)]
@@ -356,6 +289,25 @@ def test_a_run_may_begin_or_end_to_have_noise(begins: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("scale", [None, 8.0, 3.0])
+@pytest.mark.parametrize("clip", [{"clip_value": 0.5}, {"clip_norm": 2.0}], ids=str)
+def test_a_stage_may_stand_between_unscaling_and_clipping(clip: Any, scale: Any, xp: Any) -> None:
+    w, gradient = variable_on(xp, np.zeros(300, np.float32), name="w"), drawn(1, (300,))
+    optimizer: Any = gpuopt.GradientDescentOptimizer(1.0, unscaled_noise=(ETA, GAMMA, SEED), **clip)
+    if scale is not None:
+        manager = gpuopt.FixedLossScaleManager(scale)
+        optimizer = gpuopt.LossScaleOptimizer(optimizer, manager)
+        optimizer.apply_gradients([(xp.asarray(gradient * F(scale)), w)], loss_scale=F(scale))
+    else:
+        optimizer.apply_gradients([(xp.asarray(gradient), w)])
+    expected = gradient + noise(0, (300,), "w")
+    if "clip_value" in clip:
+        expected = np.clip(expected, -0.5, 0.5)
+    else:
+        expected *= 2 / np.linalg.norm(gradient.astype(np.float64))
+    np.testing.assert_allclose(-w.numpy(), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("wrapped", ["on_nonfinite", "loss_scale"])
 def test_a_step_that_is_left_out_does_not_count(wrapped: str, xp: Any) -> None:
     results = []
@@ -403,6 +355,19 @@ def test_a_rule_of_a_user_gets_noise(xp: Any) -> None:
     noisy = (gradient + noise(0, (50,))).astype(np.float32)
     Own(0.1).apply_gradients([(xp.asarray(noisy), v)])
     np.testing.assert_allclose(w.numpy(), v.numpy(), atol=1e-6)
+
+
+@pytest.mark.contract
+def test_it_is_in_signatures_and_shown_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    class Own(gpuopt.AdamOptimizer):
+        def __init__(self, **common: Unpack[gpuopt.optimizers.base.Common]) -> None:
+            super().__init__(0.1, **common)
+
+    assert inspect.signature(Own).parameters[GradientNoise.name].default is None
+    for option, place in (("gradient-noise", -1), ("unscaled-noise", 0)):
+        assert main(["show", "adam", "--clip-norm", f"--{option}", "(0.1, 0.5, 3)"]) == 0
+        stages = [line for line in capsys.readouterr().out.splitlines() if "gradient  " in line]
+        assert "add_noise" in stages[:2][place]
 
 
 @pytest.mark.contract

@@ -18,7 +18,7 @@ from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.codecs import Codecs, MasterAndCopy, Split
 from gpuopt.device import Device
 from gpuopt.rules.cautious import cautious
-from gpuopt.rules.clipped import clipped
+from gpuopt.rules.clipped import bounded, clipped
 from gpuopt.rules.decayed import decayed
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -26,7 +26,12 @@ BY_NAME = {rule.name: rule for rule in update_rules()}
 ADAM = BY_NAME["adam"]
 RULES = [
     *(BY_NAME[name] for name in ("gradient_descent", "adam", "row_wise_adagrad", "lamb")),
-    *(decayed(ADAM), clipped(ADAM), cautious(ADAM), clipped(decayed(BY_NAME["row_wise_adagrad"]))),
+    *(
+        decayed(ADAM),
+        clipped(bounded(ADAM)),
+        cautious(ADAM),
+        clipped(decayed(BY_NAME["row_wise_adagrad"])),
+    ),
 ]
 
 

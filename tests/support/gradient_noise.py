@@ -50,7 +50,17 @@ class GradientNoise(StageOption):
         return {"noise_deviation": deviation, **self.stage.key(self.seed, steps)}
 
 
+class UnscaledNoise(GradientNoise):
+    """The option `unscaled_noise`: the same, before gradients are clipped."""
+
+    name = "unscaled_noise"
+    stage = Stage("noisy_unscaled", add_noise)
+
+
 def register(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes it known: after clipping, and as an argument of optimizers."""
-    monkeypatch.setitem(ORDER, "gradient", [*ORDER["gradient"], GradientNoise.stage.name])
-    monkeypatch.setitem(STAGE_OPTIONS, GradientNoise.name, GradientNoise)
+    """Makes them known: after clipping and before it, and as arguments of optimizers."""
+    unscaled, *clips = ORDER["gradient"]
+    order = [unscaled, UnscaledNoise.stage.name, *clips, GradientNoise.stage.name]
+    monkeypatch.setitem(ORDER, "gradient", order)
+    for each in (GradientNoise, UnscaledNoise):
+        monkeypatch.setitem(STAGE_OPTIONS, each.name, each)

@@ -85,7 +85,7 @@ def _factors(sums: Sequence[Array], limits: ClipLimits) -> Array:
         if np.isfinite(norm) and np.isinf(np.float32(norm)):
             # A norm of float64 may be more than float32 holds. Kernels flush what is subnormal.
             of_float32 = np.float32(factor if factor >= np.finfo(np.float32).tiny else 0)
-        rows.append([squares, norm, np.float32(unscale) * of_float32, unscale * factor])
+        rows.append([squares, norm, of_float32, factor, unscale])
     return np.array(rows, np.float64)
 
 

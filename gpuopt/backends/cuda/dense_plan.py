@@ -340,7 +340,7 @@ class DensePlan:
         For each stream, as a kernel of this one must not read a table before its upload is done.
         """
         chunks = self._chunks
-        if rule.is_clipped and not rule.sums:
+        if kernels.has_factors(rule) and not rule.sums:
             # From the last one: its gradients were measured last, and may still be in the cache.
             chunks = chunks[::-1]
         return {

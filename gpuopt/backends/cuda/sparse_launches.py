@@ -72,7 +72,7 @@ def kind_of(
     missed = None if count is None else count.rule
     has_groups = (
         len({table.group for table in tables}) > 1
-        or rule.is_clipped
+        or kernels.has_factors(rule)
         or (missed is not None and len(tables) > 1)
         or codecs.per_block > 0
     )

@@ -196,6 +196,7 @@ class ClipResult(NamedTuple):
     norm: Annotated[float, Number("float64")]
     factor_of_floats: Annotated[float, Number("float64")]
     factor_of_doubles: Annotated[float, Number("float64")]
+    unscale: Annotated[float, Number("float64")]
 
 
 class FewSums(NamedTuple):

@@ -180,6 +180,8 @@ class FullSignature:
         annotations = evaluated(owner.__init__)
         if parameters and get_origin(annotations.get(parameters[-1].name)) is Unpack:
             [common] = get_args(annotations[parameters.pop().name])
+            hints = get_type_hints(common)
+            more = {name: Any for name in STAGE_OPTIONS if name not in hints}
             parameters += [
                 inspect.Parameter(
                     name,
@@ -187,7 +189,7 @@ class FullSignature:
                     default=_default(name, owner),
                     annotation=annotation,
                 )
-                for name, annotation in get_type_hints(common).items()
+                for name, annotation in {**hints, **more}.items()
             ]
         return signature.replace(parameters=parameters)
 

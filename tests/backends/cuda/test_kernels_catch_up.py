@@ -38,7 +38,7 @@ from gpuopt.codecs import Codecs, Plain
 from gpuopt.device import Device
 from gpuopt.optimizers.adam import adam
 from gpuopt.rules.catch_up import Factors
-from gpuopt.rules.clipped import clipped
+from gpuopt.rules.clipped import bounded, clipped
 from gpuopt.rules.update_rule import UpdateRule
 
 pytestmark = pytest.mark.emulator
@@ -369,7 +369,7 @@ def test_several_tables_and_groups_are_updated_together(
         {**scalars_of(adam, np.float32), "beta1": np.float32(0.9 - 0.1 * number)}
         for number in range(num_groups)
     ]
-    rule = clipped(adam) if clips else adam
+    rule = clipped(bounded(adam)) if clips else adam
     more = {"clip_factor": np.float32(-1), "clip_bound": np.float32(0.5)} if clips else {}
     pairs = []
     for number, shape in enumerate(shapes):

@@ -38,7 +38,7 @@ from gpuopt.backends.cuda.launcher import Launch
 from gpuopt.backends.cuda.sorted_rows import add_sort
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.device import Device
-from gpuopt.rules.clipped import clipped
+from gpuopt.rules.clipped import bounded, clipped
 from gpuopt.rules.sources import CudaSource
 from gpuopt.rules.update_rule import update_rule
 
@@ -394,7 +394,7 @@ def test_an_update_after_a_norm_begins_with_the_chunks_that_were_measured_last()
             return super().bind(kernel, blocks, threads, **arguments)
 
     backend = CudaBackend(Device("gpu"), Recording())
-    arrays, clipping = Arrays(ADAM, "float32"), clipped(ADAM)
+    arrays, clipping = Arrays(ADAM, "float32"), clipped(bounded(ADAM))
     of_adam = arrays.scalars()
     for rule, own in ((ADAM, {}), (clipping, {"clip_bound": np.float32(0.5)})):
         updates = [arrays.update(size) for size in (5, 3000)]

@@ -20,10 +20,12 @@ import float8
 import ml_dtypes
 import numpy as np
 import pytest
+from gradient_noise import register
 from interrupt_at import HandleAt
 
 import gpuopt
 from fuzzing.model import Rows
+from fuzzing.noise_model import ETA, GAMMA, SEED
 from fuzzing.stages_beside import beside_another, copied, forked, step_by_views
 from fuzzing.stages_model import (
     AVERAGE_DECAY,
@@ -128,6 +130,7 @@ class Program:
         self.group = choose([None, None, {}, {"clip_norm": 0.25}, {"clip_value": 0.125}])
         self.rate = choose(["fixed", "function", "schedule"])
         self.casts = choose([False, False, True])
+        self.model.noise = choose([None, None, "gradient_noise", "unscaled_noise"])
         self.saved: list[Any] = []
         self.made_steps = 0
         # Whether blocks of the table's slots do.
@@ -137,7 +140,8 @@ class Program:
             f"{self.kind} of {of_all} on {device}, {self.form.options}, averages {self.follows}, "
             f"scale {self.scaling}, skips {self.skips} (refuses {self.refuses}), "
             f"accumulates {self.accumulated} (mean {self.is_mean}), {self.clip}, "
-            f"group {self.group}, rate {self.rate}, casts gradients {self.casts}"
+            f"group {self.group}, rate {self.rate}, {self.model.noise}, "
+            f"casts gradients {self.casts}"
         )
 
     def choose(self, items: Any) -> Any:
@@ -165,6 +169,8 @@ class Program:
             if self.averages is None:
                 self.averages = gpuopt.ExponentialMovingAverage(AVERAGE_DECAY)
             options["averages"] = self.averages
+        if self.model.noise:
+            options[self.model.noise] = ETA, GAMMA, SEED
         rate: Any = {
             "fixed": RATE,
             "function": lambda: RATE,
@@ -745,6 +751,7 @@ def run(
     gc.collect()  # frees the names of an earlier program's variables
     rng = np.random.default_rng([seed, 2**31])
     with ExitStack() as stack:
+        register(stack.enter_context(pytest.MonkeyPatch.context()))
         form = int(rng.integers(3))
         if form:  # all compiled and shared by threads, or numpy alone
             large = 0 if form == 1 else 10**9

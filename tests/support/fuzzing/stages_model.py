@@ -1,7 +1,7 @@
 """What steps with many stages should do: plain numpy in float64, and nothing of gpuopt.
 
 The stages are those of a step, in their order: sums of gradients, the loss's scale, what is not
-finite, clipping, decay, the rule, averages, the powers of beta and the count of steps.
+finite, noise, clipping, decay, the rule, averages, the powers of beta and the count of steps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fuzzing.model import Rows
+from fuzzing.noise_model import noise
 
 BETA1, BETA2, EPSILON, MOMENTUM = 0.875, 1 - 2**-6, 2.0**-8, 0.5
 DECAY, AVERAGE_DECAY, TORCHS_EPSILON = 2.0**-5, 0.75, 1e-6
@@ -139,6 +140,7 @@ class Model:
         pending: The gradients that are accumulated: one mapping for each call.
         powers: Those of beta, as float32.
         count: Of updates.
+        noise: Of the options that add noise to gradients, the one that is given.
         norm: Of the gradients of the last update that are not clipped by their group.
         largest: The largest number that an array had before some update, by the array's name:
             "w", "m of w" or "average of w". Where numbers cancel, rounding is in proportion to it.
@@ -154,6 +156,7 @@ class Model:
         self.count, self.norm = 0, 0.0
         self.largest: dict[str, float] = {}
         self.scaling: Scaling | None = None
+        self.noise: str | None = None
 
     def accumulate(self, gradients: Mapping[str, Gradient]) -> None:
         self.pending.append(dict(gradients))
@@ -223,7 +226,9 @@ class Model:
         self.norm = norms.get(0, 0.0)
         for label, gradient in gradients.items():
             number, clip = clips[label]
-            clipped = np.clip(summed[label] * clip.factor(norms[number]), -clip.value, clip.value)
+            given = summed[label] + self._noise_of("unscaled_noise", label, gradient)
+            clipped = np.clip(given, -clip.value, clip.value) * clip.factor(norms[number])
+            clipped = clipped + self._noise_of("gradient_noise", label, gradient)
             self._note_largest(label)
             self._update(label, clipped, getattr(gradient, "indices", None), rates[label])
         for label in gradients if follows else ():
@@ -250,6 +255,15 @@ class Model:
         w[touched] = part
         for name, slot in slots.items():
             slot[touched] = parts[name]
+
+    def _noise_of(self, option: str, label: str, gradient: Gradient) -> Any:
+        """Returns what an option adds to the rows that a gradient names."""
+        if self.noise != option:
+            return 0.0
+        named: Any = ... if not isinstance(gradient, Rows) else np.unique(gradient.indices)
+        added = np.zeros(self.values[label].shape)
+        added[named] = noise(self.count, added.shape, label)[named]
+        return added
 
     def _note_largest(self, label: str) -> None:
         arrays = {f"{name} of {label}": slot for name, slot in self.slots[label].items()}

@@ -18,6 +18,7 @@ from gpuopt.backends.cuda.kernels.norms import (
 from gpuopt.backends.cuda.kernels.of_rules import (
     few_groups,
     form_of_scalars,
+    has_factors,
     needs_groups,
     scalars_of,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "few_groups",
     "form_of_scalars",
     "gather_rows",
+    "has_factors",
     "join_sums",
     "late_update",
     "mark_rows",

@@ -52,13 +52,18 @@ def form_of_scalars(rule: UpdateRule) -> type[FewScalars | ClippedScalars | Scal
 
 def needs_groups(rule: UpdateRule) -> bool:
     """Whether a rule's dense updates are given scalars as those of groups, if only of one."""
-    return bool(rule.computed) or rule.is_clipped
+    return bool(rule.computed) or has_factors(rule)
+
+
+def has_factors(rule: UpdateRule) -> bool:
+    """Whether kernels find some of its scalars, or which those are, in device memory."""
+    return form_of_scalars(rule) is not FewScalars
 
 
 def few_groups(rule: UpdateRule, storage: Storage) -> int:
     """Returns how many groups' scalars are passed by value."""
     few = min(FEW_GROUPS, FEW_GROUPS_BYTES // scalars_struct(rule, storage).size)
-    return few // 2 * 2 if rule.is_clipped else few
+    return few // 2 * 2 if has_factors(rule) else few
 
 
 def scalars_struct(rule: UpdateRule, storage: Storage) -> Struct:
