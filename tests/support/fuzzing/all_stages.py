@@ -389,7 +389,9 @@ class Program:
         elif label == "table" and self.form.codes and not self.ends_at_rows:
             # Slots are rounded before the step, too; those that float8 rounds to 0 are divided by.
             is_float8 = self.form.options["slot_form"] == "float8"
-            tolerance += np.inf if is_float8 else 2 * self.form.codes * RATE
+            # A step is as long as the slots say, which may have been assigned.
+            moved = np.abs(expected - self.shown[label]).max(initial=RATE)
+            tolerance += np.inf if is_float8 else 2 * self.form.codes * moved
         is_average = "average" in what  # of a value that is rounded, too
         if real.dtype.itemsize == 2 or (is_average and self.dtypes[label].itemsize == 2):
             eps = float(ml_dtypes.finfo(self.dtypes[label] if is_average else real.dtype).eps)
