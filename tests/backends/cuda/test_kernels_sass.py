@@ -307,7 +307,7 @@ def test_a_stage_that_is_off_costs_no_instruction(tmp_path: Path) -> None:
         (
             update,
             "this->template round<Program, IsRoundedAlike<drops_bits_of_var<Program>, true>>(\n"
-            "            i, scalars, value, slot);",
+            "          i, scalars, value, slot);",
             "",
         ),
         (update, "Program::gradient(gradient[i], number(i), scalars);", "gradient[i];"),
