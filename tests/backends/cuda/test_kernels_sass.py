@@ -304,12 +304,7 @@ def test_a_stage_that_is_off_costs_no_instruction(tmp_path: Path) -> None:
             "Program::follow(is_cut ? Real(VarOf<Program>(value)) : value, slot, scalars);",
             "",
         ),
-        (
-            update,
-            "this->template round<Program, IsRoundedAlike<drops_bits_of_var<Program>, true>>(\n"
-            "          i, scalars, value, slot);",
-            "",
-        ),
+        (update, "      round_stored(i, scalars, value, slot);\n", ""),
         (update, "Program::gradient(gradient[i], number(i), scalars);", "gradient[i];"),
         (update, "    count_from(at);\n", ""),
         (update, "shifted.count_from(begin);", ""),
