@@ -8,6 +8,7 @@ writes their code to the folder. It answers with a line of JSON for each.
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import re
@@ -89,6 +90,10 @@ def _list_kernels() -> Iterator[tuple[str, Kernel, int]]:
             kernel = kernels.dense_update(rule, "float32", has_groups=has_groups)
             yield name, kernel, _pack("float32")
     everything = scaled(averaged(decayed(adam)))
+    if not everything.is_clipped:  # before f44cee1f, `scaled` clips, too
+        everything = clipped(everything)
+    of_late = inspect.signature(kernels.bring_up_rows).parameters
+    late = [adam] * (len(of_late) - 2)  # one before 9a807ace
     dense: dict[str, tuple[UpdateRule, Storage, bool]] = {
         "adam, groups": (adam, "float32", True),
         "adam, clip": (clipped(adam), "float32", True),
@@ -135,7 +140,7 @@ def _list_kernels() -> Iterator[tuple[str, Kernel, int]]:
         "adam, rows, bfloat16": kernels.sparse_update(adam, _BF16, "uint32"),
         "adam, other rows": kernels.update_other_rows(adam, "float32"),
         "adam, late rows": kernels.late_update(adam, adam, "float32", "uint32"),
-        "adam, rows brought up": kernels.bring_up_rows(adam, "float32", "int64"),
+        "adam, rows brought up": kernels.bring_up_rows(*late, "float32", "int64"),
     }.items():
         yield name, kernel, _pack(_BF16 if _BF16 in name else "float32")
 

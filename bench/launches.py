@@ -263,10 +263,6 @@ def _make_optimizer(stages: set[str], variables: Sequence[Any]) -> Any:
         others = {"lars": "LARS", "lazy": "LazyAdam", "adagrad": "Adagrad"}
         name = next((others[each] for each in stages & others.keys()), "Adam")
         optimizer = getattr(gpuopt, f"{name}Optimizer")(1e-3, **options)
-    if stages & {"loss_scale", "growing_scale", "on_nonfinite"}:
-        # No kernel runs that would decide about steps: the host is to learn of no decision.
-        device_scaling = import_module("gpuopt.step.device_scaling")
-        device_scaling.DeviceScaling._look = lambda scaling: None
     if "loss_scale" in stages:
         optimizer = gpuopt.LossScaleOptimizer(optimizer, gpuopt.contrib.FixedLossScaleManager(8.0))
     if "growing_scale" in stages:
