@@ -363,7 +363,7 @@ class RuleUpdates:
             now = self._version_with_averages() if part.is_averaged else version
             if part.group is not None and part.group.state_version != now:
                 # User code has replaced a slot, or an average is gone.
-                part.group = None
+                part.group, self._units = None, ()
                 if averages is not None and part.is_averaged:
                     part.is_averaged = all(averages.joining(part.given))
                 self.create_slots()

@@ -250,10 +250,10 @@ struct LateRow {
     state.change([&](int i, Real& var, Real* slot) {
       const Real grad = state.read(i, gradient, scalars);
       row.get(i, slot);
-      if constexpr (Unnamed::moves) {
+      if (Unnamed::moves && now > last) {
         var = row.var[i];
         Program::Shift::template apply<Program>(var, row.rest[i], grad, slot, scalars);
-      } else {
+      } else {  // as a row of a table that does not catch up
         Program::apply(var, grad, slot, scalars);
       }
       state.round_stored(i, scalars, var, slot);

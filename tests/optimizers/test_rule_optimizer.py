@@ -140,3 +140,28 @@ def test_scalars_that_a_subclass_computes_are_computed_in_each_step(hook: str) -
     for _ in range(3):
         optimizer.apply_gradients([(np.ones(2, np.float32), variable)])
     assert variable.numpy().tolist() == [-7, -7]
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_planned_step_writes_the_slot_that_a_hyperparameter_has_replaced(is_sparse: bool) -> None:
+    w = Variable(np.zeros((3, 2), np.float32), name="w")
+    ones = np.ones((3, 2), np.float32)
+    gradient = IndexedSlices(ones, np.arange(3)) if is_sparse else ones
+    replaces = False
+
+    def rate() -> float:
+        if replaces:
+            new = Variable(np.full((3, 2), 100, np.float32))
+            optimizer._slot_dict("momentum")[w.identity] = new
+        return 0.125
+
+    optimizer = gpuopt.MomentumOptimizer(rate, 0.5)
+    for _ in range(3):
+        optimizer.apply_gradients([(gradient, w)])
+    before = w.numpy()
+    replaces = True
+    optimizer.apply_gradients([(gradient, w)])
+    slot = optimizer.get_slot(w, "momentum")
+    assert slot is not None
+    assert (slot.numpy() == 51).all()
+    np.testing.assert_array_equal(w.numpy(), before - np.float32(0.125 * 51))

@@ -44,13 +44,9 @@ REFUSED = {
     ("loss_scale", "growing_scale"): "around another one",
     ("on_nonfinite", "growing_scale"): "both decide",
     ("slot_bits", "catch_up"): "cannot be had with slot_bits=8",
-    ("catch_up", "masters"): "cannot be had with masters='float32'",
-    ("catch_up", "remainders"): "cannot be had with masters='remainder'",
-    ("catch_up", "rounding"): "cannot be had with stochastic_rounding",
     ("masters", "rounding"): "stochastic_rounding=7 cannot be had with masters='float32'",
     ("remainders", "rounding"): "stochastic_rounding=7 cannot be had with masters='remainder'",
     ("slot_bits", "slot_dtype"): "slot_dtype='bfloat16' cannot be had with slot_bits=8",
-    ("catch_up", "slot_dtype"): "cannot be had with slot_dtype",
 }
 # Values of one argument.
 SAME = [("masters", "remainders")]
