@@ -347,8 +347,9 @@ def test_no_schedule_has_the_host_wait_and_all_count_the_steps_that_are_made(
                 kept.append((xp.asarray(values), slices))
             before = len(waits)
             optimizer.apply_gradients([(xp.asarray(values), w), (slices, table)], step)
-            # The first one waits for memory.
-            assert number == 0 or len(waits) == before or not driver.is_here()
+            # The first one waits for memory. At most 8 are outstanding.
+            most = 1 if number >= 8 else 0
+            assert number == 0 or len(waits) - before <= most or not driver.is_here()
         plain, their_step, their_w, their_table = sides[1]
         for values, slices in kept:
             plain.apply_gradients([(values, their_w), (slices, their_table)], their_step)
