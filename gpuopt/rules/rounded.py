@@ -26,7 +26,7 @@ _INFINITE = 0x7F800000
 
 
 def store_at_random(random: Any) -> None:
-    """Rounds what is written to bfloat16 arrays up or down at random."""
+    """Does nothing: loops round what they store, by the random bits; see `round_at_random`."""
 
 
 ROUNDING = Stage("rounded", store_at_random)

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from gpuopt.backends import backend_for, to_device
-from gpuopt.backends.loss_scaling import LossScalings
+from gpuopt.backends import to_device
 from gpuopt.device import Device
-from gpuopt.step.clips import CLIPPING_MAKES_NAN
+from gpuopt.step.clips import CLIPPING_MAKES_NAN, scalings
 from gpuopt.variables.behind import RowsBehind, own_numbers
 from gpuopt.variables.identity import Identity
 
@@ -163,10 +162,3 @@ def with_numbers(
         return call()
     finally:  # without a call: Ctrl-C at one would leave them to this thread for ever
         own_numbers.ledger, own_numbers.of = outer, outer_numbers
-
-
-def scalings(device: Device) -> LossScalings:
-    """Returns the loss scales of a GPU that decides about steps."""
-    found = backend_for(device).loss_scalings
-    assert found is not None, "it decides about steps"
-    return found

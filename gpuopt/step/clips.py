@@ -270,11 +270,11 @@ class StepClips:
             with backend.enter():
                 if self.decision is not None and is_alone:
                     given = dense, sparse, limits, self._decision_on(device, self.decision), flag
-                    self.decided[device] = _scalings(device).decide(*given)
+                    self.decided[device] = scalings(device).decide(*given)
                 elif is_alone:
                     self._factors[device] = backend.clips.measure(dense, sparse, limits, flag)
                 else:
-                    clips = backend.clips if self.decision is None else _scalings(device)
+                    clips = backend.clips if self.decision is None else scalings(device)
                     sums.append(clips.sums(dense, sparse, len(self._most), flag))
         home = next((each for each in backends if each.kind == "gpu"), Device.cpu)
         if sums and self.decision is not None:
@@ -295,8 +295,8 @@ class StepClips:
         before = decision.before if device == home else decision.copies.get(device)
         if before is None:
             with backend_for(home).enter():
-                memory = _scalings(home).memory(decision.before)
-            before = _scalings(device).copied(to_device(memory, device))
+                memory = scalings(home).memory(decision.before)
+            before = scalings(device).copied(to_device(memory, device))
         return decision._replace(before=before)
 
     def _decide_about_all(
@@ -311,12 +311,12 @@ class StepClips:
         assert home is not None, "there is a decision"
         brought = [to_device(each, home) for each in sums]
         with backend_for(home).enter():
-            decided = self.decided[home] = _scalings(home).join(brought, limits, decision)
+            decided = self.decided[home] = scalings(home).join(brought, limits, decision)
         for device in devices:
             if device != home:
                 memory = to_device(decided.memory, device)
                 with backend_for(device).enter():
-                    self.decided[device] = _scalings(device).take(decided, memory)
+                    self.decided[device] = scalings(device).take(decided, memory)
 
     def look(self) -> Measurement:
         """Says what the norms tell of the gradients; the host waits for them."""
@@ -430,7 +430,8 @@ class StepClips:
         return [number - number % self._num_alike for number in numbers]
 
 
-def _scalings(device: Device) -> LossScalings:
+def scalings(device: Device) -> LossScalings:
+    """Returns the loss scales of a GPU that decides about steps."""
     found = backend_for(device).loss_scalings
     assert found is not None, "it is a GPU"
     return found

@@ -12,7 +12,8 @@ import numpy as np
 from gpuopt.backends.loss_scaling import Decision
 from gpuopt.device import Device
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
-from gpuopt.step.chain import Chain, Count, DeviceScale, Outcome, scalings, with_numbers
+from gpuopt.step.chain import Chain, Count, DeviceScale, Outcome, with_numbers
+from gpuopt.step.clips import scalings
 from gpuopt.step.ledger import Ledger
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.step_numbers import StepNumbers

@@ -28,9 +28,9 @@ from gpuopt.variables.variable import Variable
 # Undoes a call, given the devices that have refused it.
 Undo = Callable[[Collection[Device]], None]
 
-# Calls that the host may be ahead of GPUs: each takes a little page-locked memory.
+# The most calls that are enqueued before the host waits: each takes a little page-locked memory.
 _MOST_CALLS = 64
-# Those that a GPU decides about, with the one that begins: kernels get scalars for each count.
+# The most with an unknown decision, including the new one: kernels get scalars for each count.
 _MOST_DECIDED = 8
 
 
@@ -42,10 +42,10 @@ class Promise(NamedTuple):
     """A call that was enqueued, and that a GPU may turn out to have refused or skipped.
 
     Attributes:
-        devices: Those whose flag tells whether the call was refused.
+        devices: Those whose flags show whether the call was refused.
         flags: Their flags on their way to the host.
         described: (name, height, device) of the variables with sparse gradients, by number.
-        outcome: What a GPU decides about the step; None if the host has counted it.
+        outcome: A GPU's decision about the step; None if the host has counted it.
         undo: Undoes what the call has left outside of the devices that have refused it.
     """
 
@@ -76,12 +76,12 @@ class Promise(NamedTuple):
 
 
 class Books(NamedTuple):
-    """What is outstanding of one optimizer. Immutable, so that Ctrl-C leaves no half of a change.
+    """The outstanding promises of one optimizer. Immutable: Ctrl-C leaves the old or the new ones.
 
     Attributes:
         promises: The oldest first.
         chain: The steps that a GPU decides about; None if the host knows all numbers.
-        error: What a GPU has found, and nobody has raised.
+        error: An error that a GPU has found and that was not raised yet.
     """
 
     promises: Sequence[Promise] = ()
@@ -95,19 +95,18 @@ CLEAR = Books()
 class Ledger:
     """The promises of one optimizer; a `RowsBehind` of the numbers that its steps change.
 
-    A call is a promise from its first launch until the host knows what GPUs have made of it. A GPU
-    refuses a call with a row that is out of range, or with a gradient that is not finite, if that
-    is an error: it writes nothing, neither for this call nor for later ones, until the host has
-    heard of it. The host then undoes its own part of all these calls, which have no effect on this
-    device or on the host, and raises the error of the first one.
+    A call is a promise from its first launch until its result has reached the host. A GPU refuses
+    a call with a row out of range or, if that is an error, with a gradient that is not finite. No
+    GPU then writes anything for it or for later calls until the host has settled. The host undoes
+    its part of these calls and raises the first one's error.
 
     The host counts a call at once, unless a GPU decides about the step. Then a read or write of a
     number that steps change, or of the loss scale, waits for the GPU: see `DeviceScaling`.
 
     Attributes:
-        books: What is outstanding; replaced as a whole, by who holds `counting`.
-        flags: By device, once one of its variables has had a sparse gradient. A kernel checks all
-            rows of a call before the first update, and sets the flag if one is out of range.
+        books: What is outstanding; replaced as a whole, while `counting` is held.
+        flags: By device; made at the first call that may be refused there. A kernel checks all rows
+            of a call before the first update, and sets the flag if one is out of range.
         settled: A step's own numbers while there is no chain: another empty mapping after each
             chain, so that a step notices that one has ended.
     """
@@ -268,7 +267,7 @@ class Ledger:
         undo: Undo,
         updates: Updates | None = None,
     ) -> None:
-        """Has the rows checked before `write`, and adds a promise, unless nothing came of it."""
+        """Enqueues the checks of rows, calls `write`, and adds a promise, also if `write` fails."""
         decider = None if updates is None else updates.gpu_decides
         if self._unread is not None:
             self._read_flags(self._unread)
@@ -299,7 +298,7 @@ class Ledger:
             finally:
                 chain, outcome = self._decided or (self.books.chain, None)
                 described = {n: (v.name, v.shape[0], v.device) for v, (n, *_) in checks}
-                # Before it is there: what nobody reads must not be taken for good.
+                # Set before the promise is listed: one without flags would count as good.
                 self._unread = promise = Promise(devices, {}, described, outcome, undo_call)
                 self.books = Books([*self.books.promises, promise], chain, self.books.error)
                 self._decided = None
@@ -328,7 +327,7 @@ class Ledger:
         self._unread = None
 
     def _wait(self, device: Device | None = None, *, wait: bool) -> None:
-        """Waits for what is due: before locks are taken that other optimizers' steps need."""
+        """Waits before locks are taken that other optimizers' steps need."""
         promises, chain = self.books.promises, self.books.chain
         most = _MOST_CALLS if chain is None else _MOST_DECIDED - 1
         for number, promise in enumerate(promises):
@@ -404,10 +403,7 @@ class Ledger:
         if outcome is not None and chain is not None:
             self._note(outcome, chain)
             chain = chain.after(outcome)
-        if len(books.promises) > 1 or chain is not None or books.error is not None:
-            self.books = Books(books.promises[1:], chain, books.error)
-        else:
-            self.books = CLEAR
+        self._replace(books.promises[1:], chain, books.error)
 
     def _note(self, outcome: Outcome, chain: Chain) -> None:
         """Notes a step that was not finite; can be repeated if interrupted."""
@@ -464,10 +460,10 @@ def _rows_error(promise: Promise, num_later: int) -> IndexError | None:
     read = next(iter(bad.values()))
     number, row = int(read.values[0]) - 1, int(read.values.view("int64")[1])
     name, height, device = promise.described[number]
-    since = f", and neither have the {num_later} calls since" if num_later else ""
+    since = f", nor did the {num_later} calls since" if num_later else ""
     return IndexError(
         f'gradient for "{name}": row {row} is not in [0, {height}), the variable\'s rows. '
-        f"{device} found this after the call: it has changed nothing there{since}"
+        f"{device} found this after the call, which changed nothing on any GPU{since}"
     )
 
 

@@ -60,11 +60,6 @@ class Name:
         _not_fixed[self._serial] = self
 
     @property
-    def wanted(self) -> str:
-        """The name without the suffix that it may get."""
-        return self._wanted
-
-    @property
     def text(self) -> str:
         """The name."""
         if self._text is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,22 @@ from gpuopt.backends.cpu.forms.compiled import CompiledRule, Table, address_of
 from gpuopt.backends.cpu.memory import Array
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.written_memory import WrittenMemory
+
+
+class _Cut(NamedTuple):
+    """The variables, cut into chunks for a number of threads; replaced as a whole.
+
+    Attributes:
+        threads: The number.
+        chunks: All chunks.
+        num_joined: How many of them, the first ones, have joined gradients.
+        table: The chunks, if all gradients are joined.
+    """
+
+    threads: int
+    chunks: Chunks
+    num_joined: int
+    table: Table
 
 
 class CompiledUpdate:
@@ -53,7 +69,7 @@ class CompiledUpdate:
         ends = np.cumsum([0, *[each[0].size for each in arrays[:num_joined]]]) * self._itemsize
         self._begins = np.zeros(len(arrays), np.intp)
         self._begins[:num_joined] = ends[:-1]
-        self._threads = 0
+        self._cut = self._cut_for(1)
 
     def update(
         self, gradients: Sequence[Array] | None, scalars: Sequence[Scalars], threads: int
@@ -65,19 +81,20 @@ class CompiledUpdate:
             scalars: The rule's, of each group.
             threads: How many share the work.
         """
-        if threads != self._threads:
-            self._cut(threads)
+        cut = self._cut
+        if threads != cut.threads:
+            cut = self._cut = self._cut_for(threads)
         joined, packed = None, self._rule.pack(scalars)
         if gradients is None:
-            table = Table(self._chunks.table(None))
+            table = Table(cut.chunks.table(None))
         else:
             joined = b"".join([gradients[at].tobytes() for at in self._joined])
-            table = self._table
+            table = cut.table
             if self._large:
                 large = [self._in_place(gradients[at]) for at in self._large]
                 begins = self._begins.copy()
                 begins[self._num_joined :] = [each.ctypes.data for each in large]
-                table = Table(self._chunks.table(begins, self._itemsize), self._num_chunks_joined)
+                table = Table(cut.chunks.table(begins, self._itemsize), cut.num_joined)
         if threads == 1:
             self._rule.update_chunks(table, packed, joined)
             return
@@ -85,17 +102,14 @@ class CompiledUpdate:
         work = table, packed, joined, address_of(taken)
         share_out(lambda _: self._rule.update_chunks(*work), range(threads), threads)
 
-    def _cut(self, threads: int) -> None:
-        """Cuts the variables into chunks for a number of threads."""
+    def _cut_for(self, threads: int) -> _Cut:
         arrays, groups, first_numbers = self._given
         longest = max(min(CompiledRule.most_elements, -(-self._size // threads)), 1)
         per_block = self._rule.stored.codecs.per_block
-        self._chunks = Chunks(arrays, groups, longest, first_numbers, per_block=per_block)
-        self._num_chunks_joined = self._chunks.num_of_first(self._num_joined)
-        self._table = Table(
-            self._chunks.table(self._begins, self._itemsize), self._num_chunks_joined
-        )
-        self._threads = threads
+        chunks = Chunks(arrays, groups, longest, first_numbers, per_block=per_block)
+        num_joined = chunks.num_of_first(self._num_joined)
+        table = Table(chunks.table(self._begins, self._itemsize), num_joined)
+        return _Cut(threads, chunks, num_joined, table)
 
     def _in_place(self, gradient: Array) -> Array:
         """Returns a gradient, or a copy, where it stays as it is until all is written."""

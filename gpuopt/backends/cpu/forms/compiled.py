@@ -416,7 +416,7 @@ def _library(
 
 
 class RowArguments:
-    """What C++ functions take that update rows; see `CompiledRule.row_update`.
+    """What C++ functions take that update rows; see `CompiledRows.row_update`.
 
     numpy takes longer to say where an array is than C++ to update some rows: so it is asked once.
     A thread that has not ended yet keeps the arrays.
