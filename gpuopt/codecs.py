@@ -84,7 +84,7 @@ class Codec(ABC):
 
     @property
     def definitions(self) -> tuple[str, ...]:
-        """C++ that a translation unit needs before it names the codec, beside gpuopt's headers."""
+        """C++ that a translation unit needs before it names the codec, with its own includes."""
         return ()
 
     def decode(self, arrays: Sequence[Array], out: Array) -> None:
