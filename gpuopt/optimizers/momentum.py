@@ -48,10 +48,10 @@ class MomentumOptimizer(RuleOptimizer):
         use_nesterov: Annotated[bool, "Look ahead along the accumulator."] = False,
         **common: Unpack[Additions],
     ) -> None:
+        if use_nesterov:
+            self.rule = nesterov_momentum
         super().__init__(
             {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
             momentum=momentum,
         )
-        if use_nesterov:
-            self.rule = nesterov_momentum

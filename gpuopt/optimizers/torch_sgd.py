@@ -93,11 +93,11 @@ class TorchSGDOptimizer(StepCountingOptimizer):
             hyperparameters["momentum"] = momentum
         if has_momentum and not use_nesterov:
             hyperparameters["dampening"] = dampening
-        super().__init__(common, **hyperparameters)
         if use_nesterov:
             self.rule = torch_nesterov
         elif not has_momentum:
             self.rule = torch_sgd
+        super().__init__(common, **hyperparameters)
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         given = self.this_thread.hyperparameters

@@ -22,7 +22,7 @@ from gpuopt.optimizers.base import (
     Range,
     RuleOptimizer,
 )
-from gpuopt.optimizers.base.declared import hyperparameters_of
+from gpuopt.optimizers.base.declared import declared, hyperparameters_of
 from gpuopt.optimizers.base.names import OfGroup
 
 pytestmark = pytest.mark.contract
@@ -189,6 +189,26 @@ def test_any_constructor_of_a_subclass_has_a_signature() -> None:
     assert list(inspect.signature(Untyped).parameters) == ["extra", "rest"]
     assert list(inspect.signature(TypedElsewhere).parameters) == ["extra"]
     assert Untyped(1, name="mine").get_name() == "mine"
+
+
+def test_a_text_of_several_types_shows_the_types_alone() -> None:
+    """Of a module with `from __future__ import annotations`, as this one."""
+
+    class Own(gpuopt.optimizers.base.RuleOptimizer):
+        rule = gpuopt.GradientDescentOptimizer.rule
+
+        def __init__(
+            self,
+            learning_rate: Annotated[float, "Rate."] | None = None,
+            other: Annotated[int, np.ones(3), "What else."] = 1,
+            **common: Any,
+        ) -> None:
+            super().__init__(common, learning_rate=learning_rate or 0.5)
+
+    shown = str(inspect.signature(Own))
+    assert "Annotated" not in shown
+    assert "learning_rate: 'float | None' = None, other: 'int' = 1" in shown
+    assert declared(Own)["other"].meaning == "What else."
 
 
 def test_a_signature_follows_a_constructor_that_is_replaced() -> None:

@@ -409,6 +409,11 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
         "of the rule gradient_descent, which has no slots",
         lambda: gpuopt.GradientDescentOptimizer(0.1, slot_bits=8),
     ),
+    "no momentum": (
+        ValueError,
+        "of the rule torch_sgd, which has no slots",
+        lambda: gpuopt.TorchSGDOptimizer(0.1, slot_bits=8),
+    ),
     "catch_up": (
         ValueError,
         "catch_up=True cannot be had with slot_bits=8",

@@ -181,10 +181,20 @@ def show_types_alone(init: Any) -> None:
 
 def type_in(annotation: Any) -> Any:
     """Returns an annotation without what stands beside the type."""
-    if isinstance(annotation, str) and annotation.startswith("Annotated["):
-        parsed: Any = ast.parse(annotation, mode="eval").body
-        return ast.unparse(parsed.slice.elts[0])
+    if isinstance(annotation, str):
+        with suppress(SyntaxError):
+            return ast.unparse(_TypesAlone().visit(ast.parse(annotation, mode="eval")))
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+class _TypesAlone(ast.NodeTransformer):
+    """Replaces `Annotated[type, ...]` by the type."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        is_annotated = isinstance(node.value, ast.Name) and node.value.id == "Annotated"
+        if is_annotated and isinstance(node.slice, ast.Tuple):
+            return node.slice.elts[0]
+        return self.generic_visit(node)
 
 
 def evaluated(init: Any) -> dict[str, Any]:
@@ -217,7 +227,8 @@ def _among(types: Mapping[str, Any]) -> dict[str, Declared]:
             is_hyperparameter = given in (Hyperparameter, Hyperparameter | None)
             limits = next((each for each in items if isinstance(each, Range)), None)
             meaning = " ".join(each for each in items if isinstance(each, str))
-            found[name] = Declared(is_hyperparameter, limits, meaning, AllDigits in items)
+            has_all_digits = any(each is AllDigits for each in items)
+            found[name] = Declared(is_hyperparameter, limits, meaning, has_all_digits)
     return found
 
 
