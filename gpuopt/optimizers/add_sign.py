@@ -14,7 +14,7 @@ from gpuopt.optimizers.base import (
     update_rule,
 )
 from gpuopt.optimizers.base.catching_up import CATCH_UP
-from gpuopt.optimizers.base.sign_decay import SignDecayFunction, SignOptimizer
+from gpuopt.optimizers.base.sign_decay import SIGN_DECAY, SignDecayFunction, SignOptimizer
 
 
 @update_rule(unnamed=Unnamed({"m": "beta"}))
@@ -51,11 +51,7 @@ class AddSignOptimizer(SignOptimizer):
             Hyperparameter, "The factor of the gradient where the signs say nothing."
         ] = 1.0,
         beta: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
-        sign_decay_fn: Annotated[
-            SignDecayFunction | None,
-            "Returns `decay` for the `global_step` that `apply_gradients` is given, before it is "
-            "counted up: `get_linear_decay_fn(...)`, say. Called once in each step.",
-        ] = None,
+        sign_decay_fn: Annotated[SignDecayFunction | None, SIGN_DECAY] = None,
         use_locking: bool = False,
         name: str = "AddSignOptimizer",
         *,

@@ -13,7 +13,7 @@ from gpuopt.optimizers.base import (
     Hyperparameter,
     update_rule,
 )
-from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
+from gpuopt.optimizers.base.weight_decay import DECAY_BY_RATE, RuleWithWeightDecay
 
 
 @update_rule
@@ -46,10 +46,7 @@ class LionOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
             Hyperparameter, "How much of `m`, against the gradient, is in the direction."
         ] = 0.9,
         beta2: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.99,
-        weight_decay: Annotated[
-            Hyperparameter,
-            "Times the learning rate, the part of the weights that a step takes away.",
-        ] = 0.0,
+        weight_decay: Annotated[Hyperparameter, DECAY_BY_RATE] = 0.0,
         **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(

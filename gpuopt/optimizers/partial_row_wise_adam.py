@@ -13,7 +13,7 @@ from gpuopt.optimizers.base import (
     StepCountingOptimizer,
     update_rule,
 )
-from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
+from gpuopt.optimizers.base.weight_decay import DECAY_BY_RATE, RuleWithWeightDecay
 
 
 @update_rule(
@@ -73,10 +73,7 @@ class PartialRowWiseAdamOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
             Hyperparameter, "Decay of the average `v` of a row's mean squares."
         ] = 0.999,
         epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
-        weight_decay: Annotated[
-            Hyperparameter,
-            "Times the learning rate, the part of the weights that a step takes away.",
-        ] = 0.0,
+        weight_decay: Annotated[Hyperparameter, DECAY_BY_RATE] = 0.0,
         **common: Unpack[DecayCommon],
     ) -> None:
         super().__init__(

@@ -19,7 +19,7 @@ from gpuopt.optimizers.base import (
     update_rule,
 )
 from gpuopt.optimizers.base.catching_up import CATCH_UP
-from gpuopt.optimizers.base.sign_decay import SignDecayFunction, SignOptimizer
+from gpuopt.optimizers.base.sign_decay import SIGN_DECAY, SignDecayFunction, SignOptimizer
 
 
 @update_rule(unnamed=Unnamed({"m": "beta"}))
@@ -60,11 +60,7 @@ class PowerSignOptimizer(SignOptimizer):
             "do not.",
         ] = math.e,
         beta: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
-        sign_decay_fn: Annotated[
-            SignDecayFunction | None,
-            "Returns `decay` for the `global_step` that `apply_gradients` is given, before it is "
-            "counted up: `get_linear_decay_fn(...)`, say. Called once in each step.",
-        ] = None,
+        sign_decay_fn: Annotated[SignDecayFunction | None, SIGN_DECAY] = None,
         use_locking: bool = False,
         name: str = "PowerSignOptimizer",
         *,

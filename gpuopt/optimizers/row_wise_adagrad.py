@@ -15,7 +15,7 @@ from gpuopt.optimizers.base import (
     check_numbers,
     update_rule,
 )
-from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
+from gpuopt.optimizers.base.weight_decay import DECAY_BY_RATE, RuleWithWeightDecay
 
 
 @update_rule(
@@ -59,10 +59,7 @@ class RowWiseAdagradOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
         learning_rate: Annotated[Hyperparameter, "Step size."] = 0.01,
         initial_accumulator_value: Annotated[float, Range(0), "What `n` starts with."] = 0.0,
         epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
-        weight_decay: Annotated[
-            Hyperparameter,
-            "Times the learning rate, the part of the weights that a step takes away.",
-        ] = 0.0,
+        weight_decay: Annotated[Hyperparameter, DECAY_BY_RATE] = 0.0,
         **common: Unpack[DecayCommon],
     ) -> None:
         check_numbers(type(self), initial_accumulator_value=initial_accumulator_value)

@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.optimizers.adam import adam
 from gpuopt.optimizers.base import DecayCommon, Hyperparameter
 from gpuopt.optimizers.base.caution import CautiousOption
-from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
+from gpuopt.optimizers.base.weight_decay import DECAY_BY_RATE, RuleWithWeightDecay
 
 
 class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
@@ -41,10 +41,7 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
         beta1: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
         beta2: Annotated[Hyperparameter, "Decay of the squared gradient's average `v`."] = 0.999,
         epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
-        weight_decay: Annotated[
-            Hyperparameter,
-            "Times the learning rate, the part of the weights that a step takes away.",
-        ] = 0.01,
+        weight_decay: Annotated[Hyperparameter, DECAY_BY_RATE] = 0.01,
         cautious: Annotated[
             bool,
             "Whether elements move against their gradient alone: a step `u` becomes `u * k / "

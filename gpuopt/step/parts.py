@@ -75,7 +75,7 @@ class Part:
             if self.versions is not None:
                 return
         dtypes = dtypes_of(optimizer)
-        types = types_of(optimizer, takes_wide) if takes_wide else optimizer._gradient_types
+        types = types_of(optimizer, takes_wide)
         self.gradients = checked_gradients(list(self.pairs()), self.numbers, dtypes, types)
         if group is not None:
             self.versions = group.accept(self.gradients)

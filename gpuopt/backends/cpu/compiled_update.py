@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -91,7 +91,7 @@ class CompiledUpdate:
             joined = b"".join([gradients[at].tobytes() for at in self._joined])
             table = cut.table
             if self._large:
-                large = [self._in_place(gradients[at]) for at in self._large]
+                large = [self._memory.apart(gradients[at]) for at in self._large]
                 begins = self._begins.copy()
                 begins[self._num_joined :] = [each.ctypes.data for each in large]
                 table = Table(cut.chunks.table(begins, self._itemsize), cut.num_joined)
@@ -110,8 +110,3 @@ class CompiledUpdate:
         num_joined = chunks.num_of_first(self._num_joined)
         table = Table(chunks.table(self._begins, self._itemsize), num_joined)
         return _Cut(threads, chunks, num_joined, table)
-
-    def _in_place(self, gradient: Array) -> Array:
-        """Returns a gradient, or a copy, where it stays as it is until all is written."""
-        flat: Any = np.require(gradient, requirements=["C", "ALIGNED"])
-        return flat.copy() if flat is gradient and self._memory.overlaps(gradient) else flat

@@ -189,7 +189,7 @@ class DensePlan:
         """Whether compiled code is to update so many elements, if there is a compiler."""
         if size >= self._limits.compiled_elements:
             return True
-        # The same bits, so nobody notices.
+        # Compiled code of an exact rule writes the same bits.
         self._num_uncompiled += 1
         return self._num_uncompiled > self._limits.compiled_steps and rule.is_exact
 
@@ -199,7 +199,8 @@ class DensePlan:
             return None
         found = self._rows.get(rule)
         if found is None:
-            found = self._rows[rule] = compiled_rows(rule, self.real, self.stored(None))
+            stored = Stored(self.codecs, codec_of(self.real, self.real))
+            found = self._rows[rule] = compiled_rows(rule, self.real, stored)
         return found
 
     @computed_once
@@ -225,18 +226,6 @@ class DensePlan:
 
     def _with(self, limits: CpuLimits, groups: Sequence[int]) -> DensePlan:
         return DensePlan(self.targets, self.memory, limits, groups, self.codecs)
-
-    def stored(self, gradients: Sequence[Array] | None) -> Stored | None:
-        """Returns how the arrays of an update are stored; None if gradients have several types.
-
-        Args:
-            gradients: One for each variable; None if they are zero everywhere.
-        """
-        types = {self.real} if gradients is None else set(map(_dtype_of, gradients))
-        if len(types) > 1:
-            return None
-        [dtype] = types
-        return Stored(self.codecs, codec_of(dtype, self.real))
 
     def without_overlap(self, gradients: Sequence[Array], positions: Sequence[int]) -> list[Array]:
         """Returns the gradients; copies of those at some positions that the step would overwrite.

@@ -47,12 +47,12 @@ def update_dense(
     if compiled is not None:
         compiled.update(gradients, scalars, threads)
     else:
-        quietly(_update_by_numpy, rule, plan, gradients, scalars, limits, threads)
+        quietly(_update_by_tasks, rule, plan, gradients, scalars, limits, threads)
     if plan.strided:
         quietly(_update_each_strided, rule, plan, gradients, scalars, limits)
 
 
-def _update_by_numpy(
+def _update_by_tasks(
     rule: UpdateRule,
     plan: DensePlan,
     gradients: Sequence[Array] | None,
@@ -60,7 +60,7 @@ def _update_by_numpy(
     limits: CpuLimits,
     threads: int,
 ) -> None:
-    """Updates the variables that are not `strided`, where compiled code cannot."""
+    """Updates the variables that are not `strided`, where no `CompiledUpdate` does."""
     is_plain = plan.size < limits.compiled_elements
     if gradients is None and (is_plain or not plan.is_large):
         zero = plan.real.type(0)

@@ -124,7 +124,7 @@ def update_touched_rows(
         threads = limits.threads_for(values.size * ROW_FACTOR)
         compiled = plan.compiled_rows(rule) if catch_up is None else None
         if compiled is not None and threads == 1 and len(rows) <= MOST_ROWS:
-            values, width = _in_place(plan, values), values[0].size
+            values, width = plan.memory.apart(values, plan.real), values[0].size
             compiled.update_table(plan.addresses, width, first_number, values, rows, scalars, first)
             return rows
         if compiled is not None:
@@ -134,7 +134,7 @@ def update_touched_rows(
             own = np.array([scalars[name] for name in rule.scalars], real)
             row_update = None if late is None else partial(late.row_update, own, first_number)
         if row_update is not None:
-            values = _in_place(plan, values)
+            values = plan.memory.apart(values, plan.real)
             grouped = compiled_groups(rows, first)
             _update_compiled(row_update, arrays, values, grouped, threads)
             return grouped.rows
@@ -159,12 +159,6 @@ def update_touched_rows(
     else:
         _update_late(form, rule, plan, sums, rows, scalars, catch_up, limits)
     return rows
-
-
-def _in_place(plan: DensePlan, values: Array) -> Array:
-    """Returns values, or a copy, as compiled code reads them while it writes the table."""
-    flat: Array = np.require(values, plan.real, ["C", "ALIGNED"])
-    return flat.copy() if flat is values and plan.memory.overlaps(values) else flat
 
 
 def _are_few(values: Array, limits: CpuLimits) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Any
 
+import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from gpuopt.backends.cpu.memory import Array, owner
@@ -44,6 +46,11 @@ class WrittenMemory:
         # The number of spans that end at or before the array's start, and of those that start
         # before its end.
         return bisect_right(self._ends, start) < bisect_left(self._starts, end)
+
+    def apart(self, array: Array, dtype: np.dtype[Any] | None = None) -> Array:
+        """Returns an array, contiguous, or a copy if updates write to it; `dtype` converts it."""
+        flat: Array = np.require(array, dtype, ["C", "ALIGNED"])
+        return flat.copy() if flat is array and self.overlaps(array) else flat
 
     @classmethod
     def joined(cls, memories: Sequence[WrittenMemory]) -> WrittenMemory:

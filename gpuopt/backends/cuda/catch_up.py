@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.backends.backend import INDEX_DTYPES
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.count_of_steps import CountOfSteps
@@ -21,9 +22,6 @@ from gpuopt.backends.cuda.structs import Arrays
 from gpuopt.backends.cuda.workspace import Workspaces
 from gpuopt.locks import Lock
 from gpuopt.rules.rounded import rounded
-
-# What `bring_up_rows` reads as it is.
-_INDICES = (np.dtype(np.int32), np.dtype(np.int64))
 
 
 class CudaLateRows:
@@ -67,7 +65,7 @@ class CudaLateRows:
         storage = storage_of(plan.codecs, plan.dtype)
         lanes = lanes_per_row(plan.width, PACK_BYTES // element_bytes(storage))
         blocks = num_blocks(num_rows * lanes, ROW_THREADS, self._launcher.num_multiprocessors)
-        index = name_of(_INDICES[-1] if rows is None else rows.dtype)
+        index = name_of(np.dtype(np.int64) if rows is None else rows.dtype)
         kernel = kernels.bring_up_rows(rule, count.rule, storage, index)
         given = {
             "arrays": Arrays(plan.addresses),
@@ -90,5 +88,5 @@ class CudaLateRows:
 
     def _readable(self, rows: Any) -> Any:
         """Returns rows as a kernel reads them."""
-        rows = rows if rows.dtype in _INDICES else rows.astype(np.int64)
+        rows = rows if rows.dtype in INDEX_DTYPES else rows.astype(np.int64)
         return self._launcher.xp.ascontiguousarray(rows).reshape(-1)

@@ -15,6 +15,11 @@ from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 # Takes the global step, a Variable, or None where `apply_gradients` is given none.
 SignDecayFunction = Callable[[Any], Any]
 
+SIGN_DECAY = (
+    "Returns `decay` for the `global_step` that `apply_gradients` is given, before it is counted "
+    "up: `get_linear_decay_fn(...)`, say. Called once in each step."
+)
+
 
 class SignOptimizer(RuleOptimizer):
     """Base of AddSign and PowerSign: has a hyperparameter `decay` that the steps determine."""

@@ -36,6 +36,9 @@ from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable, as_variable, known_identity
 
+# Of decays that are multiplied by the learning rate, as torch's.
+DECAY_BY_RATE = "Times the learning rate, the part of the weights that a step takes away."
+
 
 class WeightDecay(Optimizer):
     """The part of an optimizer with decoupled weight decay that is for all ways of updates."""
