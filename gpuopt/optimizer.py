@@ -47,6 +47,7 @@ from gpuopt.step.wide_gradients import GradientTypes
 from gpuopt.trees import is_leaf
 from gpuopt.variables.gate import between_writes
 from gpuopt.variables.identity import Identity
+from gpuopt.variables.late_errors import raise_late_errors
 from gpuopt.variables.operators import reading
 from gpuopt.variables.row_changes import forget_plans
 from gpuopt.variables.undo import all_or_nothing
@@ -473,8 +474,9 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         A GPU checks the rows of sparse gradients while the host goes on. If a row is out of range,
         that call of `apply_gradients` and the ones after it change nothing on any GPU. The error is
         raised by the first later call that learns of it: `apply_gradients`, `check`,
-        `Variable.numpy`, or a save. That call also undoes the host's part of the refused calls: the
-        global step, and Adam's powers of beta. With GPUOPT_CHECK=1 in the environment,
+        `Variable.numpy`, a save, a restore, or an assignment to the global step; a restore or an
+        assignment has then written nothing. That call also undoes the host's part of the refused
+        calls: the global step, and Adam's powers of beta. With GPUOPT_CHECK=1 in the environment,
         `apply_gradients` waits for its own check.
 
         So it is with a gradient that is not finite, if `on_nonfinite` is "raise" and a GPU decides.
@@ -586,8 +588,11 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             ValueError: names, shapes or dtypes do not fit, or a number is none that a run makes.
             TypeError: `state` is something else, or a value does not hold numbers.
             RuntimeError: called in the middle of a step.
+            IndexError: a GPU has refused an earlier step; see `check`. Nothing is loaded.
+            FloatingPointError: likewise.
         """
         with between_writes(f'loading the state of optimizer "{self._name}"', writes=True):
+            raise_late_errors()
             all_or_nothing(partial(load_state, self.state, state, variables))
 
     def accept_unfinished_step(self) -> None:

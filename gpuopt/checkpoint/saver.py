@@ -30,6 +30,7 @@ from gpuopt.quietly import quietly
 from gpuopt.state import state_dict
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.gate import between_writes, note_progress, refuse_while_writing, writing
+from gpuopt.variables.late_errors import raise_late_errors
 from gpuopt.variables.scalars import step_number
 from gpuopt.variables.storage import describe
 from gpuopt.variables.undo import Undo, all_or_nothing
@@ -229,6 +230,8 @@ class Saver:
                 or dtypes do not fit; or TensorFlow's checkpoint has slots or powers of beta that
                 belong to no optimizer here.
             ModuleNotFoundError: the checkpoint is TensorFlow's, and tensorflow is not installed.
+            IndexError: a GPU has refused an earlier step; see `Optimizer.check`.
+            FloatingPointError: likewise.
             RuntimeError: called in the middle of a step.
             DeadlineExceededError: another thread does not end its step, its save or its restore.
         """
@@ -284,6 +287,7 @@ class Saver:
         places = self._places(named)
         values: dict[str, Array] = {}
         with between_writes(f"attaching {sorted(named)}", writes=True):
+            raise_late_errors()
             for name, variable in named.items():
                 if name not in self._waiting:
                     raise ValueError(
@@ -466,8 +470,10 @@ class Saver:
                 deferred=deferred,
                 strict=strict,
             )
-            with between_writes(purpose, writes=True), writing():
-                all_or_nothing(restore)
+            with between_writes(purpose, writes=True):
+                raise_late_errors()
+                with writing():
+                    all_or_nothing(restore)
         except CheckpointError:
             raise
         except (TypeError, ValueError) as error:

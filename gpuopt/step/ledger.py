@@ -25,9 +25,6 @@ from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.late_errors import check_for_late_errors, register
 from gpuopt.variables.variable import Variable
 
-# Undoes a call, given the devices that have refused it.
-Undo = Callable[[Collection[Device]], None]
-
 # The most calls that are enqueued before the host waits: each takes a little page-locked memory.
 _MOST_CALLS = 64
 # The most with an unknown decision, including the new one: kernels get scalars for each count.
@@ -36,6 +33,18 @@ _MOST_DECIDED = 8
 
 # The variables with sparse gradients on GPUs, and their rows.
 Checks = Sequence[tuple[Variable, RowCheck]]
+
+
+class Undo(NamedTuple):
+    """What undoes the host's part of a call.
+
+    Attributes:
+        put_back: Called with the devices that have refused the call.
+        numbers: The variables whose values or counts it takes back.
+    """
+
+    put_back: Callable[[Collection[Device]], None]
+    numbers: Sequence[Variable] = ()
 
 
 class Promise(NamedTuple):
@@ -193,7 +202,7 @@ class Ledger:
         checks = _checks_of(grads_and_vars)
         if checks:
             with counting:
-                self._enqueue(checks, _nothing, _nothing_to_undo)
+                self._enqueue(checks, _nothing, _NOTHING_TO_UNDO)
         self.raise_late(wait=True)
 
     def decide_by(self, chain: Chain, outcome: Outcome) -> None:
@@ -217,6 +226,10 @@ class Ledger:
         self._take(device, wait=wait)
         if self.books.error is not None:
             self._raise_error()
+
+    def may_take_back(self, number: Variable) -> bool:
+        """See `LateErrors`."""
+        return any(each is number for some in self.books.promises for each in some.undo.numbers)
 
     def settle(self) -> None:
         """Waits for all promises and assigns the numbers that steps change; raises late errors."""
@@ -285,7 +298,7 @@ class Ledger:
             for device in devices:
                 if device not in self.flags:
                     self.flags[device] = _row_flags(device).new()
-            undo_call: Undo = _nothing_to_undo
+            undo_call = _NOTHING_TO_UNDO
             try:
                 for device in devices:
                     rows = [check for variable, check in checks if variable.device is device]
@@ -433,7 +446,7 @@ class Ledger:
         for place in refused:
             _row_flags(place).clear(self.flags[place])
         for promise in reversed(promises):
-            promise.undo(refused)
+            promise.undo.put_back(refused)
         self._end(error)
 
     def _raise_error(self) -> None:
@@ -484,5 +497,4 @@ def _nothing() -> None:
     pass
 
 
-def _nothing_to_undo(refused: Collection[Device]) -> None:
-    pass
+_NOTHING_TO_UNDO = Undo(lambda refused: None)

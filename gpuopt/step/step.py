@@ -544,7 +544,7 @@ class Step:
             forget(None)
 
     def _undoing(self, updates: Updates) -> Undo:
-        """Called before the step: returns a function that undoes the host's part of it."""
+        """Called before the step: returns what undoes the host's part of it."""
         state, host_counts = self._optimizer.state, updates.gpu_decides is None
         kept = state.copy_host_scalars() if host_counts else []
         # What is undone lives until the GPU has checked the rows: not so the step's gradients.
@@ -560,7 +560,7 @@ class Step:
             for forget in forgets:
                 forget(refused)
 
-        return undo
+        return Undo(undo, [*[scalar for scalar, _ in kept], *counted])
 
 
 def _apply_reading(updates: Updates) -> list[Any]:

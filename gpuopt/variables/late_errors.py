@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpuopt.backends import gpu_backends
 from gpuopt.device import Device
 from gpuopt.locks import Lock, call_if_free
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.registry import Registry
+
+if TYPE_CHECKING:
+    from gpuopt.variables.variable import Variable
 
 
 class LateErrors(Protocol):
@@ -23,6 +26,9 @@ class LateErrors(Protocol):
             wait: Whether to wait for checks that a GPU has not finished yet.
         """
 
+    def may_take_back(self, number: Variable) -> bool:
+        """Whether an error that is still to be found would undo the count of a variable."""
+
 
 _sources: Registry[LateErrors] = Registry("the list of sources of late errors")
 
@@ -32,10 +38,22 @@ def register(source: LateErrors) -> None:
     _sources.add(source)
 
 
-def raise_late_errors(device: Device) -> None:
-    """Waits for everything enqueued on `device` to be checked, and raises the first error."""
+def raise_late_errors(device: Device | None = None) -> None:
+    """Waits for everything enqueued on `device` to be checked, and raises the first error.
+
+    Args:
+        device: By default all devices, as before a restore: an error that is found after it would
+            undo a part of what it has written.
+    """
     for source in _sources.listed():
         source.raise_late(device, wait=True)
+
+
+def raise_late_errors_of(number: Variable) -> None:
+    """Does so for the calls that have counted a variable, before another value is assigned."""
+    for source in _sources.listed():
+        if source.may_take_back(number):
+            source.raise_late(wait=True)
 
 
 def check_for_late_errors(lock: Lock, check: Callable[[], None]) -> None:

@@ -21,7 +21,7 @@ from gpuopt.listed import ListsWhatUsersNeed
 from gpuopt.variables.behind import counting, own_numbers
 from gpuopt.variables.gate import is_between_writes, is_writing, writing
 from gpuopt.variables.identity import Identity, followed, identity_of, move_identity
-from gpuopt.variables.late_errors import is_updating, raise_late_errors
+from gpuopt.variables.late_errors import is_updating, raise_late_errors, raise_late_errors_of
 from gpuopt.variables.operands import check_shape, checked_operand
 from gpuopt.variables.operators import (
     ArrayOperators,
@@ -353,7 +353,11 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         Raises:
             ValueError: `value` has another shape, or Python's integers do not fit into the type.
             TypeError: `value` has a type of another kind, as float64 for an integer variable.
+            IndexError: the variable counts steps, and a GPU has refused one: see `numpy`.
+            FloatingPointError: likewise.
         """
+        if gpu_backends and self.ndim == 0:
+            raise_late_errors_of(self)
         self.overwrite(value, use_locking)
         # Not in a restore, which may not come to its end, and settles all that it has written.
         if begun and not is_between_writes():

@@ -36,6 +36,7 @@ from gpuopt.step.updates import Updates
 from gpuopt.step.wide_gradients import GradientTypes
 from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.late_errors import raise_late_errors
 from gpuopt.variables.scalars import as_scalar, check_bool
 from gpuopt.variables.undo import Undo, all_or_nothing
 from gpuopt.variables.variable import Variable
@@ -300,6 +301,7 @@ class LossScaleOptimizer(StepWrapper):
                 undo.assign(own[name], value)
 
         with between_writes(f'loading the state of optimizer "{self.get_name()}"', writes=True):
+            raise_late_errors()
             all_or_nothing(load)
 
     def _settings(self) -> dict[str, Any]:
