@@ -102,7 +102,7 @@ def test_the_path_is_as_long_for_many_variables_as_for_one(extra: int) -> None:
 
 
 @pytest.mark.usefixtures("emulated_gpus")
-@pytest.mark.parametrize(("is_sparse", "most"), [(False, 59), (True, 157)])
+@pytest.mark.parametrize(("is_sparse", "most"), [(False, 60), (True, 160)])
 def test_a_steady_step_on_a_gpu_takes_a_short_path(is_sparse: bool, most: int) -> None:
     with fake_cupy.cuda.Device(0):
         values, rows = fake_cupy.asarray(np.ones((3, 8), np.float32)), fake_cupy.arange(3)
