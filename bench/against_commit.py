@@ -29,7 +29,13 @@ from gpuopt.bench.results import Times, make_figures
 
 _BLOCK_MS = 50
 # Timed only if `--only` is their name: they take minutes, and most of that is not steps.
-_SLOW = ("*checkpoint", "*_many_variables", "demo_in_float16", "first_step_*", "slot_dtype_movement")
+_SLOW = (
+    "*checkpoint",
+    "*_many_variables",
+    "demo_in_float16",
+    "first_step_*",
+    "slot_dtype_movement",
+)
 _RESAMPLES = 4000
 
 
