@@ -6,12 +6,10 @@ rounded once: the rule steps the smaller one, and the result is added to the lar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from gpuopt.rules.tracing import Node, Program
-
-if TYPE_CHECKING:
-    from gpuopt.rules.update_rule import UpdateRule
 
 
 class Shift(NamedTuple):
@@ -25,12 +23,8 @@ class Shift(NamedTuple):
     decay: str | None
 
 
-def shift_of(rule: UpdateRule) -> Shift | None:
-    """Returns the rule's `Shift`, or None if its step may depend on the variable in another way."""
-    try:
-        program = rule.programs["float64"]
-    except Exception:  # of a rule with a form of its own in C++, which need not be traced
-        return None
+def shift_of(program: Program) -> Shift | None:
+    """Returns a rule's `Shift`, or None if its step may depend on the variable in another way."""
     moved = dict(program.stores)
     node = moved.pop("var", None)
     dependent = _dependent(program)
@@ -70,10 +64,9 @@ def _decay(node: Node) -> str | None:
     return factors["scalar"] if is_decay else None
 
 
-def cpp_type(rule: UpdateRule) -> str:
-    """Returns the type in kernels/shared/catch_up.cuh that says what `shift_of` does."""
-    shift = rule.shift
+def cpp_type(shift: Shift | None, scalars: Sequence[str]) -> str:
+    """Returns the type in kernels/shared/catch_up.cuh for a rule with these scalars."""
     if shift is None:
         return "gpuopt::Shift<false, -1>"
-    place = -1 if shift.decay is None else rule.scalars.index(shift.decay)
+    place = -1 if shift.decay is None else scalars.index(shift.decay)
     return f"gpuopt::Shift<true, {place}>"

@@ -12,7 +12,6 @@ from typing import Any, overload
 import numpy as np
 
 from gpuopt.computed_once import computed_once
-from gpuopt.rules.degrees import refuse_other_degrees
 from gpuopt.rules.emitted import Functor, emit, emit_staged, field_name
 from gpuopt.rules.functions import INEXACT
 from gpuopt.rules.shift import Shift, shift_of
@@ -130,7 +129,10 @@ class UpdateRule:
     @computed_once
     def shift(self) -> Shift | None:
         """How its step depends on where the variable is; None if in any other way than these."""
-        return shift_of(self)
+        try:
+            return shift_of(self.programs["float64"])
+        except Exception:  # a rule with its own form in C++ need not be traceable
+            return None
 
     @computed_once
     def own_functor(self) -> Functor:
@@ -490,7 +492,7 @@ def _rule_of(
         # Tests trace ours; an import of gpuopt is to be quick.
         _refuse_by_trace(rule)
     if degrees:
-        refuse_other_degrees(rule)
+        _refuse_other_degrees(rule)
     return rule
 
 
@@ -510,6 +512,34 @@ def _refuse_by_trace(rule: UpdateRule) -> None:
             f"{rule.name} writes to none of its arrays, so it would train nothing: write "
             "`var -= ...` or `var[...] = ...` for `var = ...`"
         )
+
+
+def _refuse_other_degrees(rule: UpdateRule) -> None:
+    """Compares what a rule sums of a gradient, and of twice as much beside other slots."""
+    var, grad = np.array([0.5, 2.0, -1.0, 10.0]), np.array([-50.0, -0.25, 0.75, 3.0])
+    with np.errstate(all="ignore"):
+        try:
+            once, twice = (
+                _some_terms(rule, var, times * grad, np.full_like(var, other))
+                for times, other in ((1, 0.25), (2, 3.0))
+            )
+        except Exception:
+            return
+    for name, degree, mine, doubled in zip(rule.sums, rule.degrees, once, twice, strict=True):
+        if not np.allclose(doubled, 2.0**degree * mine, rtol=1e-9, atol=0):
+            raise ValueError(
+                f"{rule.name} sums what is not of degree {degree} in the gradient alone, as "
+                f"degrees={rule.degrees} says of {name}: of twice the gradient, and of other slots "
+                f"and scalars, terms are {doubled} for {mine}. Give its degree, or no degrees"
+            )
+
+
+def _some_terms(rule: UpdateRule, var: Any, grad: Any, others: Any) -> Sequence[Any]:
+    assert rule.terms is not None, "it has sums"
+    slots = [others.copy() for _ in rule.slots]
+    scalars = {name: others[0] for name in rule.scalars if name not in rule.sums}
+    scalars |= dict.fromkeys(rule.sums, np.float64(0))
+    return rule.terms(var, grad, *slots, **scalars)
 
 
 def _is_degree(value: Any) -> bool:

@@ -1,4 +1,7 @@
-"""Master copies of 16-bit variables: a write to one of the two goes to the other."""
+"""Master copies of 16-bit variables: a write to one of the two goes to the other.
+
+A copy belongs to the state of the optimizer that keeps it. Here a state is only told from others.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,7 +18,7 @@ from gpuopt.interrupts import interrupts_put_off
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.rules.split import joined, split
-from gpuopt.state.slot_codecs import MASTER, Masters, has_master
+from gpuopt.state.slot_codecs import Masters, has_master
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import checked_foreign, reading, storage_of, value_on_device
@@ -23,14 +26,11 @@ from gpuopt.variables.recording import before_write
 from gpuopt.variables.row_changes import register
 from gpuopt.variables.variable import Variable
 
-if TYPE_CHECKING:
-    from gpuopt.state.state import State
-
 Result = TypeVar("Result")
 
 # The states of optimizers that keep master copies. Public, because each step looks whether there
 # are any: a function call would cost time.
-owners: dict[weakref.ref[State], None] = {}
+owners: dict[weakref.ref[object], None] = {}
 
 _BITS = np.dtype(np.uint16)
 _BASIC = int, np.integer, slice, type(None), type(...)
@@ -48,7 +48,7 @@ class MasterPair:
         name: The variable's.
     """
 
-    def __init__(self, state: State, variable: Variable, master: Variable) -> None:
+    def __init__(self, state: object, variable: Variable, master: Variable) -> None:
         self._state = weakref.ref(state)
         self._variable = weakref.ref(variable.identity)
         self._master = weakref.ref(master.identity)
@@ -56,7 +56,7 @@ class MasterPair:
         # Taken inside the gate.
         self._lock = Lock(f'the master copy of "{variable.name}"')
 
-    def belongs_to(self, state: State) -> bool:
+    def belongs_to(self, state: object) -> bool:
         """Whether the copy is kept by the optimizer that has this state."""
         return self._state() is state
 
@@ -80,7 +80,7 @@ class MasterPair:
             finally:
                 self._pass_on(written, at)
 
-    def make_equal(self, state: State) -> None:
+    def make_equal(self, state: object) -> None:
         """Has the two be equal after a step of this state's optimizer that was not finished."""
         written = self._master() if self.belongs_to(state) else self._variable()
         if written is not None and self._device.kind == "cpu":  # a kernel of a GPU writes both
@@ -119,7 +119,7 @@ class SplitPair(MasterPair):
         remainder: uint16, of the variable's shape and on its device: see `split`.
     """
 
-    def __init__(self, state: State, variable: Variable, master: Variable) -> None:
+    def __init__(self, state: object, variable: Variable, master: Variable) -> None:
         super().__init__(state, variable, master)
         backend = backend_for(variable.device)
         self.remainder = backend.full(variable.shape, _BITS, 0)
@@ -230,7 +230,7 @@ def refuse_split(variable: Variable) -> None:
         )
 
 
-def paired(state: State, variable: Variable, master: Variable) -> MasterPair:
+def paired(state: object, variable: Variable, master: Variable) -> MasterPair:
     """Returns the pair of a variable and its master copy, made if there is none.
 
     Of a new one, the copy becomes what the variable is.
@@ -246,21 +246,7 @@ def paired(state: State, variable: Variable, master: Variable) -> MasterPair:
     return new
 
 
-def create_master(state: State, variable: Variable) -> None:
-    """Makes the master copy that a variable lacks, or takes the one that waits for it."""
-    if state.slot(variable, MASTER) is None:
-        op_name = state.describe().op_name(MASTER)
-        float32 = np.dtype(np.float32)
-        state.create_slot(variable, MASTER, op_name, variable.storage, variable.shape, float32)
-
-
-def master_or_own(state: State, variable: Variable) -> Variable:
-    """Returns a variable's master copy; the variable itself where there is none."""
-    master = state.slot(variable, MASTER)
-    return variable if master is None else master
-
-
-def check_variables(state: State, variables: Sequence[Variable], masters: Masters) -> None:
+def check_variables(state: object, variables: Sequence[Variable], masters: Masters) -> None:
     """Raises ValueError for variables that get a master copy, and would not stay in step with it.
 
     Args:
@@ -295,7 +281,7 @@ def check_variables(state: State, variables: Sequence[Variable], masters: Master
 
 
 def with_copies(
-    state: State, identities: Sequence[Identity], write: Callable[[], Result]
+    state: object, identities: Sequence[Identity], write: Callable[[], Result]
 ) -> Callable[[], Result]:
     """Wraps `write`: afterwards, the master copies of other optimizers get the new weights.
 
@@ -321,7 +307,7 @@ def with_copies(
     return write_and_follow if pairs else write
 
 
-def make_equal(state: State, identities: Iterable[Identity]) -> None:
+def make_equal(state: object, identities: Iterable[Identity]) -> None:
     """Has variables and their copies be equal after a step that was not finished.
 
     Args:
@@ -333,7 +319,7 @@ def make_equal(state: State, identities: Iterable[Identity]) -> None:
             identity.master_pair.make_equal(state)
 
 
-def _kept_by_another(state: State, pair: Any) -> str:
+def _kept_by_another(state: object, pair: Any) -> str:
     if not isinstance(pair, MasterPair) or pair.belongs_to(state) or not pair.is_alive:
         return ""
     return (
@@ -411,5 +397,5 @@ def _split_anew(variable: Any, remainder: Any, before: Any) -> None:
     remainder[...] = np.where(is_same, remainder, 0)
 
 
-def _forget(dead: weakref.ref[State]) -> None:
+def _forget(dead: weakref.ref[object]) -> None:
     owners.pop(dead, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,10 +16,6 @@ from gpuopt.quietly import quietly
 from gpuopt.rules.slot_codes import Coding, scales_name
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
-
-if TYPE_CHECKING:
-    from gpuopt.state.state import Description
-    from gpuopt.state.state_dict import OptimizerState
 
 Array = np.ndarray[Any, Any]
 SlotDtype = Literal["bfloat16", "float32"]
@@ -176,17 +172,23 @@ def kept_dtype(dtype: np.dtype[Any], masters: Masters | None) -> np.dtype[Any]:
     return dtype if masters is None else np.dtype(compute_type(dtype))
 
 
-def stored_as_here(
-    saved: OptimizerState, optimizer: Description, variables: Mapping[str, Variable]
-) -> OptimizerState:
-    """Returns a saved state with slots as an optimizer stores them.
+def converted_slots(
+    saved: Mapping[str, Mapping[str, Any]],
+    hyperparameters: Any,
+    here: SlotCodecs,
+    own_names: Sequence[str] | None,
+    variables: Mapping[str, Variable],
+) -> dict[str, dict[str, Any]]:
+    """Returns the slots of a saved state as an optimizer stores them.
 
     A slot is decoded and encoded again if the saved or the new codec is not that of its variable.
     If both are, later checks compare the types.
 
     Args:
-        saved: A state of the right form.
-        optimizer: Its codecs, and the names of its own slots. The types of other slots, which
+        saved: The slots, by name and the variable's name.
+        hyperparameters: Those of the saved state, with the options of its slots.
+        here: The optimizer's codecs.
+        own_names: The names of its own slots; None for all. The types of other slots, which
             wrappers keep, do not depend on options.
         variables: The variables that exist, by their names in the state. Slots of all others become
             those of float32 variables.
@@ -194,15 +196,13 @@ def stored_as_here(
     Raises:
         ValueError: the saved slots have unknown blocks, an unknown map, or are damaged.
     """
-    given = saved["hyperparameters"]
-    described: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
-    here = optimizer.slot_codecs
+    described = hyperparameters if isinstance(hyperparameters, Mapping) else {}
+    slots = {name: dict(by_variable) for name, by_variable in saved.items()}
     if not here and not any(map(described.get, (_CODINGS, _MASTERS, _DTYPE))):
-        return saved
-    slots = {name: dict(by_variable) for name, by_variable in saved["slots"].items()}
+        return slots
     copies = slots.get(MASTER, {}) if described.get(_MASTERS) else {}
     decoded = _decode(slots, described, here)
-    own = slots if optimizer.slot_names is None else optimizer.slot_names
+    own = slots if own_names is None else own_names
     others = {MASTER, *(scales_name(name) for name in here.coded)}
     for slot_name in [name for name in slots if name in own and name not in others]:
         for name, value in slots[slot_name].items():
@@ -233,7 +233,7 @@ def stored_as_here(
     for name, variable in variables.items():
         if not has_master(variable.dtype):
             copies.pop(name, None)
-    return {**saved, "slots": slots}
+    return slots
 
 
 def _decode(

@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.codecs import Coded
 from gpuopt.device import Device
 from gpuopt.rules.slot_codes import scales_name
-from gpuopt.state.slot_codecs import SlotCodecs, decoded_array
+from gpuopt.state.slot_codecs import MASTER, SlotCodecs, decoded_array
 from gpuopt.state.state import State, new_slot_variable
 from gpuopt.variables.gate import writing
 from gpuopt.variables.undo import Undo, all_or_nothing
@@ -127,6 +127,20 @@ def create_slots(
             form = codecs.form(name, shape, variable.dtype, starts, by_rows=ends)
             op_name = described.op_name(name)
             state.create_slot(variable, name, op_name, form.start, form.shape, form.dtype)
+
+
+def create_master(state: State, variable: Variable) -> None:
+    """Makes the master copy that a variable lacks, or takes the one that waits for it."""
+    if state.slot(variable, MASTER) is None:
+        op_name = state.describe().op_name(MASTER)
+        float32 = np.dtype(np.float32)
+        state.create_slot(variable, MASTER, op_name, variable.storage, variable.shape, float32)
+
+
+def master_or_own(state: State, variable: Variable) -> Variable:
+    """Returns a variable's master copy; the variable itself where there is none."""
+    master = state.slot(variable, MASTER)
+    return variable if master is None else master
 
 
 def _end_waiting_blocks_at_rows(state: State, name: str, codecs: SlotCodecs) -> None:

@@ -17,7 +17,7 @@ from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.rules.update_rule import row_shape
 from gpuopt.state import loss_scales
 from gpuopt.state.accumulated import hint_about, says_nothing
-from gpuopt.state.slot_codecs import MASTER, stored_as_here
+from gpuopt.state.slot_codecs import MASTER, converted_slots
 from gpuopt.state.slots import replace_arrays
 from gpuopt.state.state import Description, Range, State, check_fits
 from gpuopt.variables.copied import Copied, array_of, to_copy
@@ -186,7 +186,7 @@ def load_state(
     with state.lock:
         named = _named(state, variables)
         check_state(state, saved, named)
-        saved = _out_of_slots(state, stored_as_here(saved, state.describe(), named))
+        saved = _out_of_slots(state, _in_own_codecs(state, saved, named))
         state.keep(undo)
         state.forget_lost()
         state.wait_for_paths()
@@ -225,6 +225,16 @@ def load_state(
                 state.waiting_others[name] = np.array(value)
             else:
                 undo.assign(existing, np.asarray(value))
+
+
+def _in_own_codecs(
+    state: State, saved: OptimizerState, variables: Mapping[str, Variable]
+) -> OptimizerState:
+    """Returns a saved state with slots as the optimizer stores them."""
+    optimizer = state.describe()
+    codecs, own_names = optimizer.slot_codecs, optimizer.slot_names
+    given = saved["slots"], saved["hyperparameters"]
+    return {**saved, "slots": converted_slots(*given, codecs, own_names, variables)}
 
 
 def _out_of_slots(state: State, saved: OptimizerState) -> OptimizerState:
@@ -301,7 +311,7 @@ def check_form(state: OptimizerState) -> None:
 def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Variable]) -> None:
     """Raises TypeError or ValueError unless all of a saved state fits, and what waits already."""
     check_form(saved)
-    saved = stored_as_here(saved, state.describe(), variables)
+    saved = _in_own_codecs(state, saved, variables)
     what_is_saved = f'state of {saved["optimizer"]} "{saved["name"]}"'
     _check_slots(state, saved, variables, what_is_saved)
     _check_others(state, saved, variables, what_is_saved)

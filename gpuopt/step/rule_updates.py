@@ -17,8 +17,8 @@ from gpuopt.computed_once import computed_once
 from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.masters import check_variables, master_or_own
-from gpuopt.state.slots import create_slots, end_blocks_at_rows
+from gpuopt.state.masters import check_variables
+from gpuopt.state.slots import create_slots, end_blocks_at_rows, master_or_own
 from gpuopt.state.state import Created
 from gpuopt.step.averages import StepAverages
 from gpuopt.step.clips import CLIPPING_MAKES_NAN, Measurement, StepClips

@@ -182,4 +182,4 @@ READERS = [each for name, each in globals().copy().items() if name.startswith("_
 def test_rules_that_may_read_the_variable_are_no_shifts(apply: Callable[..., None]) -> None:
     rule = gpuopt.update_rule(apply)
     assert rule.shift is None
-    assert cpp_type(rule) == "gpuopt::Shift<false, -1>"
+    assert cpp_type(rule.shift, rule.scalars) == "gpuopt::Shift<false, -1>"

@@ -44,9 +44,8 @@ from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.copies import Changes, of_state
-from gpuopt.state.masters import create_master
 from gpuopt.state.slot_codecs import MASTER, has_master
-from gpuopt.state.slots import coded_slot, create_slots
+from gpuopt.state.slots import coded_slot, create_master, create_slots
 from gpuopt.state.state import Range
 from gpuopt.step.averages import following
 from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips

@@ -148,7 +148,7 @@ def _library(rule: UpdateRule, other: UpdateRule, real: np.dtype[Any]) -> ctypes
         include=rule.include,
         include_other="" if other is rule else other.include,
         functor=rule.functor,
-        shift=cpp_type(rule),
+        shift=cpp_type(rule.shift, rule.scalars),
         unnamed=other.unnamed.cpp_type(other.functor, other.slots, other.scalars),
         real=REALS[real],
     )

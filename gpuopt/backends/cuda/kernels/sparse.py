@@ -196,7 +196,7 @@ def _unnamed(rule: UpdateRule, other_rows: UpdateRule) -> dict[str, str | int]:
     movement = unnamed.movement
     return {
         "Unnamed": unnamed.cpp_type(other_rows.functor, other_rows.slots, other_rows.scalars),
-        "Shift": cpp_type(rule),
+        "Shift": cpp_type(rule.shift, rule.scalars),
         "step_scalar": -1 if movement is None else rule.scalars.index(movement.step),
     }
 
