@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,6 +15,7 @@ from gpuopt.distributed.communicators.headers import (
     Header,
     Kind,
     Parcel,
+    digest_of,
 )
 from gpuopt.distributed.communicators.mail import Mail, Transfer
 from gpuopt.distributed.waiting import (
@@ -210,7 +209,7 @@ class Exchange:
         self.raise_end()
         number, self._number = self._number, self._number + 1
         description = f"{what} {details}".rstrip()
-        digest = _digest(description)
+        digest = digest_of(description)
         headers = [Header(Kind.CALL, self.run, number, digest, *each) for each in announced]
         return Call(self, description, headers, WaitForRanks(what, self._timeout_s, self.has_core))
 
@@ -456,8 +455,3 @@ def _exit_status(error: SystemExit) -> int:
     if isinstance(error.code, int):
         return error.code & 0xFF
     return 0 if error.code is None else 1
-
-
-@lru_cache(maxsize=256)
-def _digest(description: str) -> bytes:
-    return hashlib.blake2b(description.encode(), digest_size=16).digest()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,3 +78,9 @@ class Header(NamedTuple):
         kind, run, number, digest, num_blocks = _HEADER.unpack_from(message)
         sizes = struct.unpack_from(f"<{num_blocks}Q", message, _HEADER.size)
         return cls(kind, run, number, digest, sizes, message[_HEADER.size + 8 * num_blocks :])
+
+
+@lru_cache(maxsize=256)
+def digest_of(description: str) -> bytes:
+    """Returns the digest of a call's description, by which ranks compare their calls."""
+    return hashlib.blake2b(description.encode(), digest_size=16).digest()

@@ -17,18 +17,9 @@ from gpuopt.distributed.communicator import (
     MessagingCommunicator,
     RankGroup,
     ReduceOp,
-    check_op,
     check_root,
-    join_aligned,
     name_gather,
     name_type,
-)
-from gpuopt.distributed.communicators.batches import (
-    check_sendable,
-    name_call,
-    plan_batch,
-    split_totals,
-    stage,
 )
 from gpuopt.distributed.communicators.exchange import Exchange
 from gpuopt.distributed.communicators.headers import (
@@ -39,6 +30,13 @@ from gpuopt.distributed.communicators.headers import (
     Parcel,
 )
 from gpuopt.distributed.communicators.host import find_neighbours
+from gpuopt.distributed.communicators.host_communicator import (
+    HostCommunicator,
+    Load,
+    Sizes,
+    check_sendable,
+    stage,
+)
 from gpuopt.distributed.communicators.launcher import refuse_if_alone
 from gpuopt.distributed.communicators.messages import Messages
 from gpuopt.distributed.communicators.mpi_process import (
@@ -47,12 +45,7 @@ from gpuopt.distributed.communicators.mpi_process import (
     end_with_the_job,
     import_mpi,
 )
-from gpuopt.distributed.communicators.shares import (
-    bytes_of,
-    default_bucket_bytes,
-    reduce_in_shares,
-)
-from gpuopt.distributed.communicators.single import SingleCommunicator
+from gpuopt.distributed.communicators.shares import bytes_of, reduce_in_shares
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
 from gpuopt.errors import GpuoptError
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -124,7 +117,7 @@ class MPIGroup(RankGroup):
             self._exchange.is_running = False
 
 
-class MPICommunicator(MessagingCommunicator):
+class MPICommunicator(HostCommunicator, MessagingCommunicator):
     """A rank that is a process of an MPI job; see `MPIGroup.run`.
 
     Arrays on GPUs are sent from page-locked memory of the host, and reduced on the host, also where
@@ -138,49 +131,10 @@ class MPICommunicator(MessagingCommunicator):
         self._exchange = exchange
         self.messages = Messages(exchange)
 
-    @property
-    def local(self) -> SingleCommunicator:
-        return SingleCommunicator()
-
-    def all_reduce(self, array: Any, op: ReduceOp = "sum") -> Any:
-        check_op(op)
-        device = device_of(array)
-        flat = stage(array, device).reshape(-1)
-        what = f"all_reduce({op!r}) of {name_type(array.dtype)}{list(array.shape)}"
-        [total] = reduce_in_shares(
-            self._exchange,
-            ((flat.dtype, flat.size),),
-            lambda number: (flat, np.empty_like(flat)),
-            op,
-            what,
-        )
-        return to_device(total.reshape(array.shape), device)
-
-    def batch_all_reduce(
-        self,
-        arrays: Sequence[Any],
-        op: ReduceOp = "sum",
-        bucket_bytes: int | None = None,
-        what: str | None = None,
+    def _reduce(
+        self, sizes: Sizes, load: Load, op: ReduceOp, what: str, details: str = ""
     ) -> list[Any]:
-        check_op(op)
-        if bucket_bytes is None:
-            bucket_bytes = default_bucket_bytes(self.size)
-        dtypes, shapes = [array.dtype for array in arrays], [array.shape for array in arrays]
-        plan = plan_batch(tuple(dtypes), tuple(shapes), bucket_bytes)
-        what, details = name_call(plan, op, bucket_bytes, what)
-
-        def load(number: int) -> tuple[Any, Any]:
-            parts = [arrays[position] for position in plan.buckets[number]]
-            device = device_of(parts[0])
-            joined = parts[0] if len(parts) == 1 else join_aligned(parts)
-            flat = stage(joined, device).reshape(-1)
-            # What was joined is nobody else's, and neither is what was copied from a GPU.
-            is_own = len(parts) > 1 or device.kind == "gpu"
-            return flat, flat if is_own else np.empty_like(flat)
-
-        totals = reduce_in_shares(self._exchange, plan.sizes, load, op, what, details)
-        return split_totals(arrays, plan.buckets, totals)
+        return reduce_in_shares(self._exchange, sizes, load, op, what, details)
 
     def all_gather(self, value: Any, what: str = "all_gather") -> list[Any]:
         data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)

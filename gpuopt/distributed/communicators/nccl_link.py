@@ -1,17 +1,18 @@
-"""One rank's end of NCCL: enqueues collectives and knows those that are not done."""
+"""One rank's end of NCCL: connects, enqueues collectives, and ends those that take too long."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
 from gpuopt.distributed.communicator import ReduceOp
-from gpuopt.distributed.communicators.nccl_connection import connect, new_identity
 from gpuopt.distributed.communicators.nccl_library import (
     call_in_group,
     current_stream,
@@ -19,13 +20,13 @@ from gpuopt.distributed.communicators.nccl_library import (
     place_of,
     record_event,
 )
-from gpuopt.distributed.communicators.nccl_watchdog import watchdog
 from gpuopt.errors import DeadlineExceededError, WorkerFailedError
-from gpuopt.locks import Lock, call_if_free, renew_after_fork
+from gpuopt.locks import Condition, Lock, call_if_free, renew_after_fork
 
 _SHORTEST_PAUSE_S = 0.0005
 # How long a collective may take when a rank of this process has failed, which may have enqueued it.
 _GRACE_S = 3.0
+_HOW_TO_ASK = "(NCCL_DEBUG=WARN in the environment has it say more)"
 
 _TYPES = (
     *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
@@ -128,9 +129,15 @@ class Link:
         """Returns what the ranks of a new connection have in common; one of them asks for it.
 
         Raises:
-            WorkerFailedError: NCCL fails.
+            WorkerFailedError: NCCL fails: it finds no network, say.
         """
-        return new_identity(self._nccl, self.device)
+        try:
+            return self._nccl.get_unique_id()  # type: ignore[no-any-return]
+        except Exception as error:  # CuPy has no type for some
+            raise WorkerFailedError(
+                f"NCCL cannot begin the connection of {self.device} with others: {error} "
+                f"{_HOW_TO_ASK}"
+            ) from error
 
     def place(self) -> str:
         """Returns the GPU's address on this host's bus, whatever its number in this process."""
@@ -139,14 +146,55 @@ class Link:
     def connect(self, size: int, rank: int, identity: bytes) -> None:
         """Makes a communicator, together with all other ranks.
 
+        Args:
+            size: How many ranks there are.
+            rank: This one.
+            identity: From `new_identity` of one of them.
+
         Raises:
             DeadlineExceededError: a rank does not come in time.
             WorkerFailedError: NCCL fails.
         """
-        self._comm = connect(self._nccl, self.device, size, rank, identity, self._timeout_s)
+        self._comm = self._connect(size, rank, identity)
         self.state = State(identity)
         self.why_broken, self.is_told = None, False
         backend_for(self.device).refuse_reads(None)
+
+    def _connect(self, size: int, rank: int, identity: bytes) -> Any:
+        made: list[Any] = []
+        is_made, is_given_up = threading.Event(), threading.Event()
+        nccl = self._nccl
+
+        def make() -> None:
+            try:
+                with backend_for(self.device).enter():
+                    # In a group, the wait for the other ranks is in its end, where Python goes on.
+                    made.append(
+                        call_in_group(nccl, lambda: nccl.NcclCommunicator(size, identity, rank))
+                    )
+            except Exception as error:
+                made.append(error)
+            is_made.set()
+            if is_given_up.is_set():
+                _abort_late(made)
+
+        # In a thread that can be left behind: NCCL waits for ever.
+        threading.Thread(target=make, daemon=True).start()
+        try:
+            if not is_made.wait(self._timeout_s):
+                raise DeadlineExceededError(
+                    f"NCCL has not connected {self.device}, of rank {rank}, with {size - 1} others "
+                    f"within {self._timeout_s:g} s"
+                )
+            if isinstance(made[0], Exception):
+                raise WorkerFailedError(
+                    f"NCCL cannot connect {self.device}, of rank {rank}: {made[0]} {_HOW_TO_ASK}"
+                ) from made[0]
+            return made[0]
+        except BaseException:
+            is_given_up.set()
+            _abort_late(made)
+            raise
 
     def all_reduce(self, source: Any, target: Any, op: ReduceOp) -> None:
         """Reduces contiguous arrays of a type that `can_reduce` allows; both may be the same."""
@@ -199,12 +247,12 @@ class Link:
             try:
                 pending = _Pending(what, record_event())
                 self._calling = what, time.monotonic()
-                watchdog.watch(self)
+                _watchdog.watch(self)
                 call_in_group(self._nccl, collectives)
                 pending.end = record_event()
                 self.state = State(self.state.identity, self.state.num_calls + 1)
                 self._pending.append(pending)
-                watchdog.watch(self)
+                _watchdog.watch(self)
                 # The watchdog may have given it up in the meantime, without the lock.
                 self._raise_broken()
             except Exception as error:  # NCCL's; CuPy has no type for some
@@ -272,11 +320,11 @@ class Link:
     def close(self) -> None:
         """Waits for the collectives that are under way, which other ranks may need, and ends."""
         while self.is_needed and self.why_broken is None and self.look():
-            time.sleep(watchdog.PAUSE_S)
+            time.sleep(_watchdog.PAUSE_S)
         ends = time.monotonic() + self.limit_s
         # The watchdog may be asking NCCL. A thread that waits in it ends by the abort alone.
         while not call_if_free(self._lock, self._abort) and time.monotonic() < ends:
-            time.sleep(watchdog.PAUSE_S)
+            time.sleep(_watchdog.PAUSE_S)
         self._abort()
 
     def _drop_done(self) -> None:
@@ -302,3 +350,58 @@ class Link:
     def _raise_broken(self) -> None:
         if self.why_broken is not None:
             raise LinkBrokenError(self.why_broken)
+
+
+def _abort_late(made: list[Any]) -> None:
+    """Ends a communicator that nobody waits for any more; its own end would be `destroy`'s."""
+    with suppress(IndexError):  # another thread has ended it, or there is none yet
+        late = made.pop()
+        if not isinstance(late, Exception):
+            late.abort()
+
+
+class _Watchdog:
+    """A thread that looks at the links with collectives under way, and sleeps while none has any.
+
+    It ends the program's wait for collectives that do not end.
+    """
+
+    PAUSE_S = 0.02
+
+    def __init__(self) -> None:
+        self._changed = Condition("the watchdog of collectives")
+        self._links: set[Link] = set()
+        self._thread: threading.Thread | None = None
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """The thread is the parent's."""
+        self._links.clear()
+        self._thread = None
+
+    def watch(self, link: Link) -> None:
+        """Has `link.look` called again and again, until it returns False."""
+        if link in self._links:
+            return
+        with self._changed:
+            self._links.add(link)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="gpuopt", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._links))
+            for link in list(self._links):
+                # Before the look: what begins after it is watched anew.
+                with self._changed:
+                    self._links.discard(link)
+                if link.look():
+                    with self._changed:
+                        self._links.add(link)
+            time.sleep(self.PAUSE_S)
+
+
+_watchdog = _Watchdog()

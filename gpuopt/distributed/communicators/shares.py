@@ -6,53 +6,33 @@ Yuan 2009, section 3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuopt.distributed.communicator import BUCKET_BYTES, ReduceOp
+from gpuopt.distributed.communicator import ReduceOp
 from gpuopt.distributed.communicators.exchange import Call, Exchange
 from gpuopt.distributed.communicators.headers import INLINE_BYTES, Announced, Bytes, Parcel
+from gpuopt.distributed.communicators.host_communicator import Load, Sizes
 from gpuopt.distributed.communicators.mail import Transfer
 
-# With less, messages would cost more than their bytes.
-_LEAST_SHARE_BYTES = 2**20
 # A bucket is packed, and another one added up, while a third is on its way.
 _BUCKETS_AHEAD = 2
 
 _FOLDS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
-Load = Callable[[int], tuple[Any, Any]]
-
-
-def default_bucket_bytes(num_ranks: int) -> int:
-    """Returns the size of buckets that are reduced in shares, in bytes."""
-    return max(BUCKET_BYTES, num_ranks * _LEAST_SHARE_BYTES)
-
 
 def reduce_in_shares(
     exchange: Exchange,
-    buckets: tuple[tuple[np.dtype[Any], int], ...],
+    buckets: Sizes,
     load: Load,
     op: ReduceOp,
     what: str,
     details: str = "",
 ) -> list[Any]:
-    """Reduces flat arrays in host memory, in rank order, to the same bits on every rank.
-
-    Args:
-        exchange: This rank's messages.
-        buckets: The dtype and the number of elements of each array.
-        load: Returns an array and where its result goes, which may be the same memory.
-        op: See `Communicator.all_reduce`.
-        what: Describes the call.
-        details: See `Exchange.exchange`.
-
-    Returns:
-        The results.
-    """
+    """Does what `HostCommunicator._reduce` does, over this rank's exchange."""
     if sum(dtype.itemsize * size for dtype, size in buckets) <= INLINE_BYTES:
         loaded = [load(number) for number in range(len(buckets))]
         inline = b"".join([flat.tobytes() for flat, _ in loaded])
@@ -95,9 +75,7 @@ class _SharesPlan(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _plan_shares(
-    buckets: tuple[tuple[np.dtype[Any], int], ...], num_ranks: int, rank: int
-) -> _SharesPlan:
+def _plan_shares(buckets: Sizes, num_ranks: int, rank: int) -> _SharesPlan:
     """Makes the plan for buckets of given dtypes and sizes: the same ones come in each step."""
     shares = []
     for dtype, size in buckets:

@@ -5,13 +5,11 @@ A store has bytes by key for all processes of a job, and adds to numbers atomica
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any
 
 from gpuopt.distributed.communicator import say_error, say_who
-from gpuopt.distributed.communicators.headers import Header, Kind
+from gpuopt.distributed.communicators.headers import Header, Kind, digest_of
 from gpuopt.distributed.waiting import LONGEST_SLEEP_S, WaitForRanks
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
 from gpuopt.locks import renew_after_fork
@@ -145,7 +143,7 @@ class StoreMeeting:
         """
         self._raise_end()
         description = f"{what} {details}".rstrip()
-        header = Header(Kind.CALL, self._run, self._number, _digest(description), sizes, inline)
+        header = Header(Kind.CALL, self._run, self._number, digest_of(description), sizes, inline)
         try:
             headers = self._meet(what, header)
         except GpuoptError:
@@ -245,8 +243,3 @@ class StoreMeeting:
 def _read_end(verdict: bytes) -> GpuoptError | None:
     kind, _, text = bytes(verdict).decode().partition(":")
     return None if kind == _GO else _ERRORS[kind](text)
-
-
-@lru_cache(maxsize=256)
-def _digest(description: str) -> bytes:
-    return hashlib.blake2b(description.encode(), digest_size=16).digest()

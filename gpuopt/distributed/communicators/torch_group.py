@@ -25,24 +25,21 @@ from gpuopt.distributed.communicator import (
     Communicator,
     RankGroup,
     ReduceOp,
-    check_op,
     check_root,
-    join_aligned,
     name_gather,
     name_type,
 )
-from gpuopt.distributed.communicators.batches import (
-    check_sendable,
-    name_call,
-    plan_batch,
-    split_totals,
-    stage,
-)
 from gpuopt.distributed.communicators.headers import INLINE_BYTES, Bytes
 from gpuopt.distributed.communicators.host import find_neighbours
+from gpuopt.distributed.communicators.host_communicator import (
+    HostCommunicator,
+    Load,
+    Sizes,
+    check_sendable,
+    stage,
+)
 from gpuopt.distributed.communicators.launcher import place_in_job, refuse_if_alone
-from gpuopt.distributed.communicators.shares import bytes_of, default_bucket_bytes, fold
-from gpuopt.distributed.communicators.single import SingleCommunicator
+from gpuopt.distributed.communicators.shares import bytes_of, fold
 from gpuopt.distributed.communicators.store_meeting import StoreMeeting
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
 from gpuopt.errors import DeadlineExceededError, WorkerFailedError
@@ -128,7 +125,7 @@ class TorchGroup(RankGroup):
             meeting.is_running = False
 
 
-class TorchCommunicator(Communicator):
+class TorchCommunicator(HostCommunicator):
     """A rank that is a process of a torch.distributed job; see `TorchGroup.run`.
 
     Sums are made in rank order, on the host: each rank adds up its share of the elements, and sends
@@ -141,37 +138,6 @@ class TorchCommunicator(Communicator):
         self.size = meeting.size
         self._meeting = meeting
         self._links = links
-
-    @property
-    def local(self) -> SingleCommunicator:
-        return SingleCommunicator()
-
-    def all_reduce(self, array: Any, op: ReduceOp = "sum") -> Any:
-        check_op(op)
-        device = device_of(array)
-        flat = stage(array, device).reshape(-1)
-        what = f"all_reduce({op!r}) of {name_type(array.dtype)}{list(array.shape)}"
-        [total] = self._reduce([flat], op, what)
-        return to_device(total.reshape(array.shape), device)
-
-    def batch_all_reduce(
-        self,
-        arrays: Sequence[Any],
-        op: ReduceOp = "sum",
-        bucket_bytes: int | None = None,
-        what: str | None = None,
-    ) -> list[Any]:
-        check_op(op)
-        if bucket_bytes is None:
-            bucket_bytes = default_bucket_bytes(self.size)
-        dtypes, shapes = [array.dtype for array in arrays], [array.shape for array in arrays]
-        plan = plan_batch(tuple(dtypes), tuple(shapes), bucket_bytes)
-        what, details = name_call(plan, op, bucket_bytes, what)
-        parts = [[arrays[position] for position in positions] for positions in plan.buckets]
-        joined = [each[0] if len(each) == 1 else join_aligned(each) for each in parts]
-        flat = [stage(each, device_of(each)).reshape(-1) for each in joined]
-        totals = self._reduce(flat, op, what, details)
-        return split_totals(arrays, plan.buckets, totals)
 
     def all_gather(self, value: Any, what: str = "all_gather") -> list[Any]:
         data = np.frombuffer(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL), np.uint8)
@@ -236,12 +202,14 @@ class TorchCommunicator(Communicator):
         return gathered
 
     def _reduce(
-        self, arrays: Sequence[Any], op: ReduceOp, what: str, details: str = ""
+        self, sizes: Sizes, load: Load, op: ReduceOp, what: str, details: str = ""
     ) -> list[Any]:
-        """Reduces flat arrays in host memory, in rank order, to the same bits on every rank."""
-        totals = [np.empty_like(array) for array in arrays]
+        loaded = [load(number) for number in range(len(sizes))]
+        arrays, totals = [flat for flat, _ in loaded], [into for _, into in loaded]
         if sum(array.nbytes for array in arrays) <= INLINE_BYTES:
-            gathered = self._gather([bytes_of(array) for array in arrays], what, details)
+            # Of copies: a total may be on the memory of its array.
+            blocks = [bytes_of(array.copy()) for array in arrays]
+            gathered = self._gather(blocks, what, details)
             for total, *of_ranks in zip(totals, *gathered, strict=True):
                 fold([part.view(total.dtype) for part in of_ranks], op, total, total)
             return totals
