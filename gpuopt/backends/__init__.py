@@ -12,7 +12,6 @@ import numpy as np
 from gpuopt.backends.backend import Array, Backend, Target, Updated
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda import cuda_backend
-from gpuopt.backends.masked import refuse_masked
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.device import Device, device_of
 from gpuopt.errors import DeviceUnavailableError
@@ -128,9 +127,36 @@ def new_storage(
     )
 
 
+def refuse_masked(value: Any, what: str) -> None:
+    """Raises TypeError if `value`, called `what` in the message, is a masked array.
+
+    So is a list or tuple with one inside: conversions would ignore the masks.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{what} is a masked array; fill it first, as by array.filled(0)")
+    if isinstance(value, list | tuple) and _has_masked(value):
+        raise TypeError(f"{what} has a masked array inside; fill it first, as by array.filled(0)")
+
+
 def profiling_range(name: str) -> AbstractContextManager[Any]:
     """Has NVIDIA's profilers show what is done inside under this name, once a GPU is in use."""
     return gpu_backends[0].profiling_range(name) if gpu_backends else nullcontext()
+
+
+def _has_masked(values: Any) -> bool:
+    waiting, seen = [values], set()  # a list may hold itself
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        # By type first: long lists of numbers are quick to look through.
+        types = set(map(type, each))
+        if any(issubclass(kind, np.ma.MaskedArray) for kind in types):
+            return True
+        if any(issubclass(kind, list | tuple) for kind in types):
+            waiting.extend(inner for inner in each if isinstance(inner, list | tuple))
+    return False
 
 
 def _forget_gpus() -> None:

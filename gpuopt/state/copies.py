@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gpuopt.state.state_dict import OptimizerState, owners_of_slots
 from gpuopt.variables.copied import Copied, found_again
@@ -16,13 +16,6 @@ from gpuopt.variables.gate import between_writes
 Self = TypeVar("Self", bound="CopiedByConstructor")
 # Of an optimizer, and of each of its groups: the hyperparameters that were set, by name.
 Changes = Sequence[Mapping[str, Any]]
-
-
-class _ReadsState(Protocol):
-    """A hyperparameter that depends on the state of its optimizer."""
-
-    def for_state(self, state: Any) -> Any:
-        """Returns the same for another optimizer's state."""
 
 
 class CopiedByConstructor:
@@ -129,8 +122,7 @@ def make_again(
 
 def of_state(value: Any, state: Any) -> Any:
     """Returns a hyperparameter for an optimizer's state: itself, unless it depends on one."""
-    follows: _ReadsState | None = value if hasattr(value, "for_state") else None
-    return value if follows is None else follows.for_state(state)
+    return value.for_state(state) if hasattr(value, "for_state") else value
 
 
 def _by_name(

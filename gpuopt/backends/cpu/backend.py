@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from operator import setitem
 from time import perf_counter
 from typing import Any
 
@@ -29,7 +31,6 @@ from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import empty
 from gpuopt.backends.cpu.norms import CpuNorms
-from gpuopt.backends.cpu.row_copies import copy_rows
 from gpuopt.backends.cpu.sparse_update import (
     sum_duplicate_rows,
     update_all_rows,
@@ -45,6 +46,7 @@ from gpuopt.backends.row_order import TableOfWidth, first_positions
 from gpuopt.backends.unowned import array_at
 from gpuopt.codecs import Codecs
 from gpuopt.device import Device
+from gpuopt.interrupts import at_once
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
@@ -230,7 +232,7 @@ class CpuBackend:
         return 2 * num_bytes / best
 
     def copy_rows(self, copies: Sequence[RowCopy]) -> None:
-        copy_rows(copies)
+        at_once(list(map(_prepared_copy, copies)))
 
     def true_positions(self, mask: Array) -> Array:
         return np.flatnonzero(mask)
@@ -251,6 +253,15 @@ def _first_positions(updates: Sequence[SparseUpdate]) -> list[int]:
         width = var.size // max(height, 1)
         tables.append(TableOfWidth(width, height, rows if var.size else rows[:0]))
     return first_positions(tables)
+
+
+def _prepared_copy(copy: RowCopy) -> Callable[[], Any]:
+    target, source, from_rows, to_rows = copy
+    if to_rows is None and from_rows is not None:
+        # "clip" writes to the target itself, and "raise" to a copy of it.
+        return partial(source.take, from_rows, 0, target, "clip")
+    rows = ... if to_rows is None else to_rows
+    return partial(setitem, target, rows, source if from_rows is None else source[from_rows])
 
 
 def _note_launch(watcher: watching.Watcher, name: str, begin: float) -> None:

@@ -12,7 +12,6 @@ from dtypes import DTYPES_BY_NAME
 from emulator.emulator import EmulatorLauncher
 
 from gpuopt.backends.backend import RowCopy
-from gpuopt.backends.cpu.row_copies import copy_rows as copy_on_host
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import COPY_CHUNK
 from gpuopt.backends.cuda.row_copies import copy_rows as copy_by_kernel
@@ -40,7 +39,7 @@ def numbered(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return (np.arange(np.prod(shape, dtype=int)) % 100).reshape(shape).astype(dtype)
 
 
-@pytest.mark.parametrize("copy", [copy_on_host, by_kernel])
+@pytest.mark.parametrize("copy", [CpuBackend().copy_rows, by_kernel])
 def test_rows_of_all_types_and_widths_are_copied_at_once(copy: Callable[..., None]) -> None:
     from_rows, to_rows = np.int64([4, 0, 4]), np.int64([5, 1, 2])
     copies: list[RowCopy] = []
@@ -70,7 +69,7 @@ def test_rows_of_all_types_and_widths_are_copied_at_once(copy: Callable[..., Non
         assert each.target.tobytes() == wanted.tobytes(), (wanted.dtype, wanted.shape)
 
 
-@pytest.mark.parametrize("copy", [copy_on_host, by_kernel])
+@pytest.mark.parametrize("copy", [CpuBackend().copy_rows, by_kernel])
 def test_parts_of_arrays_are_copied_to_any_address(copy: Callable[..., None]) -> None:
     memory = np.zeros(64, np.int8)
     source = numbered((40,), np.int8)
@@ -89,7 +88,7 @@ def test_parts_of_arrays_are_copied_to_any_address(copy: Callable[..., None]) ->
     np.testing.assert_array_equal(copies[-1].target.ravel(), range(1, 9))
 
 
-@pytest.mark.parametrize("copy", [copy_on_host, by_kernel])
+@pytest.mark.parametrize("copy", [CpuBackend().copy_rows, by_kernel])
 def test_arrays_that_are_not_contiguous_and_empty_ones_are_copied(
     copy: Callable[..., None],
 ) -> None:
