@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from gpuopt.distributed.communicators.shares import default_bucket_bytes
+from gpuopt.distributed.communicators.host_communicator import default_bucket_bytes
 
 RANKS = tuple(2**i for i in range(13))
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends import backend_for
-from gpuopt.backends.cpu.caches import read_cache_bytes
+from gpuopt.backends.cpu.cores import read_cache_bytes
 from gpuopt.bench.clock import Clock, GpuClock, HostClock, Step, make_gpu_copy
 from gpuopt.bench.contenders import Contender, StepMaker, compiled_as_now
 from gpuopt.bench.jobs import Place

@@ -21,10 +21,10 @@ from gpuopt.backends.cpu.repeated_update import RepeatedUpdate, repeated_update
 from gpuopt.clipping import clip_by_norm
 from gpuopt.device import Device, device_of
 from gpuopt.optimizers.adam import adam
+from gpuopt.optimizers.gradient_descent import gradient_descent
 from gpuopt.optimizers.r_adam import r_adam
 from gpuopt.quietly import quietly
 from gpuopt.rules.decayed import decayed
-from gpuopt.rules.gradient_descent import gradient_descent
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = Any

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Unpack
+from typing import Annotated, Any, Unpack
 
-from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer
-from gpuopt.rules.gradient_descent import gradient_descent
+from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, update_rule
+
+
+@update_rule
+def gradient_descent(var: Any, grad: Any, *, learning_rate: Any) -> None:
+    """Subtracts the gradient, times a number."""
+    var -= learning_rate * grad
 
 
 class GradientDescentOptimizer(RuleOptimizer):

@@ -1,4 +1,4 @@
-"""Moving averages, as a stage: an average follows what is stored of the variable."""
+"""Moving averages: a rule whose variable is an average, and a stage for one of the variable."""
 
 from __future__ import annotations
 
@@ -6,10 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.rules.moving_average import follow
 from gpuopt.rules.stage import Stage
 from gpuopt.rules.staged import StagedRule, staged
-from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.rules.update_rule import UpdateRule, update_rule
+
+# One less the weight of the old average.
+AVERAGE_WEIGHT = "average_weight"
+
+
+def follow(average: Any, value: Any, weight: Any) -> None:
+    """Moves an average in place."""
+    average -= (average - value) * weight
+
+
+@update_rule
+def moving_average(var: Any, grad: Any, *, average_weight: Any) -> None:
+    """Moves an average, which is the variable, towards a value."""
+    follow(var, grad, average_weight)
 
 
 def move_average(var: Any, average: Any, *, average_weight: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.loss_scaling import Decided
 from gpuopt.device import Device
-from gpuopt.rules.moving_average import AVERAGE_WEIGHT
+from gpuopt.rules.averaged import AVERAGE_WEIGHT
 from gpuopt.rules.scaled import UNSCALE, scaled
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.ledger import Ledger

@@ -12,8 +12,7 @@ from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.backends.loss_scaling import Decided
 from gpuopt.codecs import Codecs, codec_of
 from gpuopt.device import Device
-from gpuopt.rules.averaged import averaged
-from gpuopt.rules.moving_average import AVERAGE_WEIGHT
+from gpuopt.rules.averaged import AVERAGE_WEIGHT, averaged
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import Masters, kept_dtype
 from gpuopt.step.average_weights import AverageWeights

@@ -20,10 +20,9 @@ from gpuopt.tables.row_numbers import row_numbers
 from gpuopt.variables import recording
 from gpuopt.variables.gate import between_writes
 from gpuopt.variables.late_errors import raise_late_errors
-from gpuopt.variables.operands import checked_rows
 from gpuopt.variables.row_changes import forget_plans, refuse_row_changes, replace_arrays
 from gpuopt.variables.storage import describe
-from gpuopt.variables.variable import Variable
+from gpuopt.variables.variable import Variable, checked_rows
 
 # What prepares that, for a table of the variable of this number.
 _Prepare = Callable[[Table, int], Changed]

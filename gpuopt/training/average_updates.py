@@ -12,7 +12,7 @@ from gpuopt.backends import Target, backend_for, to_device
 from gpuopt.backends.backend import Scalars, codecs_of
 from gpuopt.codecs import Codecs
 from gpuopt.rules.accumulation import begin_sum
-from gpuopt.rules.moving_average import moving_average
+from gpuopt.rules.averaged import moving_average
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.average_weights import AverageWeights
 from gpuopt.step.known import Batch, Group, KnownGroups

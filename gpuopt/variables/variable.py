@@ -13,7 +13,7 @@ from typing import Any, Literal, SupportsIndex
 import ml_dtypes
 import numpy as np
 
-from gpuopt.backends import backend_for, gpu_backends, refuse_masked
+from gpuopt.backends import backend_for, gpu_backends, refuse_masked, to_device
 from gpuopt.device import Device, device_of
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.interrupts import at_once
@@ -22,7 +22,6 @@ from gpuopt.variables.behind import counting, own_numbers
 from gpuopt.variables.gate import is_between_writes, is_writing, writing
 from gpuopt.variables.identity import Identity, followed, identity_of, move_identity
 from gpuopt.variables.late_errors import is_updating, raise_late_errors, raise_late_errors_of
-from gpuopt.variables.operands import check_shape, checked_operand
 from gpuopt.variables.operators import (
     ArrayOperators,
     checked_foreign,
@@ -367,26 +366,26 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
     def overwrite(self, value: Any, use_locking: bool = False) -> None:
         """Does what `assign` does, and leaves an unfinished step unsettled."""
         with reading(value):
-            value = checked_operand(self, value)
+            value = _checked_operand(self, value)
             with writing(), self._lock(use_locking), self._counting(), self._writing(value):
-                check_shape(self, value)
+                _check_shape(self, value)
                 self._array[...] = value
 
     def assign_add(self, delta: Any, use_locking: bool = False) -> Variable:
         """Adds `delta` in place; see `assign`."""
         with reading(delta):
-            delta = checked_operand(self, delta)
+            delta = _checked_operand(self, delta)
             with writing(), self._lock(use_locking), self._counting(), self._writing(delta):
-                check_shape(self, delta)
+                _check_shape(self, delta)
                 np.add(self._array, delta, out=self._array, casting="same_kind")
         return self
 
     def assign_sub(self, delta: Any, use_locking: bool = False) -> Variable:
         """Subtracts `delta` in place; see `assign`."""
         with reading(delta):
-            delta = checked_operand(self, delta)
+            delta = _checked_operand(self, delta)
             with writing(), self._lock(use_locking), self._counting(), self._writing(delta):
-                check_shape(self, delta)
+                _check_shape(self, delta)
                 np.subtract(self._array, delta, out=self._array, casting="same_kind")
         return self
 
@@ -663,6 +662,31 @@ def known_identity(value: Any) -> Identity | None:
         return None
 
 
+def checked_rows(variable: Variable, values: Any, num_rows: int | None) -> Any:
+    """Returns rows for a variable, as a new array of its dtype on its device.
+
+    Args:
+        variable: What they are for.
+        values: [num_rows, ...], of a type as in `Variable.assign`.
+        num_rows: How many there must be; None for any number.
+
+    Raises:
+        ValueError, TypeError: they do not fit.
+    """
+    with reading(values):
+        array = _on_its_device(variable, values)
+        of_row = variable.shape[1:]
+        fits = array.ndim > 0 and array.shape[1:] == of_row and num_rows in (None, array.shape[0])
+        if not fits:
+            rows = "rows" if num_rows is None else f"{num_rows} rows"
+            raise ValueError(
+                f'values for {rows} of "{variable.name}", which have shape {of_row} each: got '
+                f"values of shape {array.shape}"
+            )
+        _check_dtype(variable, array)
+        return backend_for(variable.memory).full(array.shape, variable.dtype, array)
+
+
 def require_known_owner(variable: Variable) -> None:
     """Raises ValueError for a raw array on memory of which gpuopt does not know the owner.
 
@@ -676,6 +700,57 @@ def require_known_owner(variable: Variable) -> None:
             f"{owner}, and gpuopt cannot tell when that memory is freed. Make a variable of the "
             "array once, by gpuopt.Variable(array, copy=False), and pass that instead: it updates "
             "the same memory and keeps the array's slots and averages"
+        )
+
+
+def _checked_operand(variable: Variable, value: Any) -> Any:
+    """Returns what is about to be written; Python's numbers take the variable's type.
+
+    Raises:
+        ValueError, TypeError: see `Variable.assign`.
+    """
+    array = _on_its_device(variable, value)
+    _check_shape(variable, array)
+    _check_dtype(variable, array)
+    return array
+
+
+def _check_shape(variable: Variable, array: Any) -> None:
+    """Raises ValueError for an array of another shape."""
+    if array.shape != variable.shape:
+        raise ValueError(
+            f'"{variable.name}" has shape {variable.shape}; the value has shape {array.shape}'
+        )
+
+
+def _on_its_device(variable: Variable, value: Any) -> Any:
+    array = storage_of(value)
+    refuse_masked(array, f'the value for "{variable.name}"')
+    if not hasattr(array, "dtype"):
+        try:
+            given = array = np.asarray(array)
+        except ValueError as error:  # lists of several lengths
+            raise ValueError(f'the value for "{variable.name}": {error}') from error
+        if array.dtype.kind in "OSU":
+            raise TypeError(
+                f'the value for "{variable.name}" must hold numbers, got {type(value).__name__}'
+            )
+        if array.dtype.kind in ("biu" if variable.dtype.kind in "iu" else "biuf"):
+            array = array.astype(variable.dtype)
+            if variable.dtype.kind in "iu" and np.any(array != given):
+                raise ValueError(
+                    f'the value for "{variable.name}" does not fit into {variable.dtype}'
+                )
+    try:
+        return to_device(array, variable.memory)
+    except TypeError as error:
+        raise TypeError(f'the value for "{variable.name}": {error}') from error
+
+
+def _check_dtype(variable: Variable, array: Any) -> None:
+    if not np.can_cast(array.dtype, variable.dtype, "same_kind"):
+        raise TypeError(
+            f'"{variable.name}" has dtype {variable.dtype}; the value has dtype {array.dtype}'
         )
 
 

@@ -13,9 +13,8 @@ from kernel_updates import Arrays, Update, apply_dense, apply_sparse, copy_of
 
 from gpuopt.backends import Target
 from gpuopt.backends.backend import SparseUpdate
-from gpuopt.rules.averaged import averaged
+from gpuopt.rules.averaged import AVERAGE_WEIGHT, averaged, moving_average
 from gpuopt.rules.clipped import bounded, clipped
-from gpuopt.rules.moving_average import AVERAGE_WEIGHT, moving_average
 from gpuopt.rules.rounded import BFLOAT16, key_of_step, round_at_random, rounded
 from gpuopt.rules.staged import StagedRule
 from gpuopt.rules.update_rule import UpdateRule

@@ -22,7 +22,7 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.device import Device
 from gpuopt.distributed import PerReplica
 from gpuopt.optimizers.base import RuleOptimizer
-from gpuopt.rules.gradient_descent import gradient_descent
+from gpuopt.optimizers.gradient_descent import gradient_descent
 
 CLASSES: dict[str, Any] = {
     "row_wise_adagrad": gpuopt.RowWiseAdagradOptimizer,

@@ -18,12 +18,11 @@ from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.mixed import SPLIT, Mixed, Storage
 from gpuopt.codecs import Coded
 from gpuopt.optimizers.base.slot_options import coded_slots
+from gpuopt.optimizers.gradient_descent import gradient_descent
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
-from gpuopt.rules.averaged import averaged
+from gpuopt.rules.averaged import averaged, moving_average
 from gpuopt.rules.cautious import cautious
 from gpuopt.rules.clipped import clipped
-from gpuopt.rules.gradient_descent import gradient_descent
-from gpuopt.rules.moving_average import moving_average
 from gpuopt.rules.rounded import rounded
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.staged import StagedRule

@@ -23,9 +23,9 @@ from gpuopt.backends.backend import (
     codecs_of,
 )
 from gpuopt.backends.clips import Clips
-from gpuopt.backends.cpu.caches import read_cache_bytes
 from gpuopt.backends.cpu.catch_up import CpuLateRows
 from gpuopt.backends.cpu.clips import CpuClips
+from gpuopt.backends.cpu.cores import read_cache_bytes
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits

@@ -1,9 +1,10 @@
-"""The number of cores that this process may use."""
+"""The cores that this process may use, and the CPU's caches."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,16 @@ def num_usable_cores(root: Path = Path("/")) -> int:
         root: Where the system's files are.
     """
     return min([len(cores()), *map(math.ceil, _quotas(root))])
+
+
+def read_cache_bytes() -> int:
+    """Returns the size of the CPU's largest cache; where it is not known, that of a common one."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        found = re.fullmatch(r"(\d+)([KM]?)", path.read_text().strip())
+        if found:
+            sizes.append(int(found[1]) * {"": 1, "K": 2**10, "M": 2**20}[found[2]])
+    return max(sizes, default=32 * 2**20)
 
 
 def _quotas(root: Path) -> list[float]:

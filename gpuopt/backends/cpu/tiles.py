@@ -11,7 +11,7 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.codecs import Cast, Codec, Codecs
-from gpuopt.rules.moving_average import AVERAGE_WEIGHT, follow
+from gpuopt.rules.averaged import AVERAGE_WEIGHT, follow
 from gpuopt.rules.rounded import round_at_random
 from gpuopt.rules.update_rule import UpdateRule
 

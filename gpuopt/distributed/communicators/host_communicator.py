@@ -34,6 +34,11 @@ Sizes: TypeAlias = "tuple[tuple[np.dtype[Any], int], ...]"
 _LEAST_SHARE_BYTES = 2**20
 
 
+def default_bucket_bytes(num_ranks: int) -> int:
+    """Returns the size of buckets that are reduced in shares, in bytes."""
+    return max(BUCKET_BYTES, num_ranks * _LEAST_SHARE_BYTES)
+
+
 class HostCommunicator(Communicator):
     """A rank that is a process, and reduces arrays on the host.
 
@@ -63,7 +68,7 @@ class HostCommunicator(Communicator):
     ) -> list[Any]:
         check_op(op)
         if bucket_bytes is None:
-            bucket_bytes = max(BUCKET_BYTES, self.size * _LEAST_SHARE_BYTES)
+            bucket_bytes = default_bucket_bytes(self.size)
         dtypes, shapes = [array.dtype for array in arrays], [array.shape for array in arrays]
         plan = _plan_batch(tuple(dtypes), tuple(shapes), bucket_bytes)
         details = f"in buckets of {bucket_bytes} bytes"

@@ -12,6 +12,7 @@ from dtypes import DTYPES_BY_NAME
 from emulator.emulator import EmulatorLauncher
 
 from gpuopt.backends.backend import RowCopy
+from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import COPY_CHUNK
 from gpuopt.backends.cuda.row_copies import copy_rows as copy_by_kernel
