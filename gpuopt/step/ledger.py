@@ -227,7 +227,7 @@ class Ledger:
         if self.books.error is not None:
             self._raise_error()
 
-    def may_take_back(self, number: Variable) -> bool:
+    def may_take_back(self, number: object) -> bool:
         """See `LateErrors`."""
         return any(each is number for some in self.books.promises for each in some.undo.numbers)
 

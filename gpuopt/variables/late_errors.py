@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gpuopt.backends import gpu_backends
 from gpuopt.device import Device
 from gpuopt.locks import Lock, call_if_free
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.registry import Registry
-
-if TYPE_CHECKING:
-    from gpuopt.variables.variable import Variable
 
 
 class LateErrors(Protocol):
@@ -26,7 +23,7 @@ class LateErrors(Protocol):
             wait: Whether to wait for checks that a GPU has not finished yet.
         """
 
-    def may_take_back(self, number: Variable) -> bool:
+    def may_take_back(self, number: object) -> bool:
         """Whether an error that is still to be found would undo the count of a variable."""
 
 
@@ -49,7 +46,7 @@ def raise_late_errors(device: Device | None = None) -> None:
         source.raise_late(device, wait=True)
 
 
-def raise_late_errors_of(number: Variable) -> None:
+def raise_late_errors_of(number: object) -> None:
     """Does so for the calls that have counted a variable, before another value is assigned."""
     for source in _sources.listed():
         if source.may_take_back(number):
