@@ -14,7 +14,7 @@ from gpuopt.backends import backend_for, refuse_masked, to_device
 from gpuopt.backends.backend import compute_type
 from gpuopt.backends.norms import Clipping
 from gpuopt.device import Device, device_of
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import reading, storage_of
 from gpuopt.variables.scalars import as_scalar
@@ -73,7 +73,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
             return _like(t, _clipped_alone(values, most, Clipping.NORM), values)
         over = normalize_axis_tuple(axes, values.ndim, "axes")
         with _working_on(values) as xp:
-            clipped = quietly(_clipped_over, xp, values, most, over)
+            clipped = ignore_fp_warnings(_clipped_over, xp, values, most, over)
         return _like(t, clipped, values)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 Result = TypeVar("Result")
 
 
-def quietly(compute: Callable[..., Result], *arguments: Any) -> Result:
+def ignore_fp_warnings(compute: Callable[..., Result], *arguments: Any) -> Result:
     """Calls a function while numpy ignores floating-point errors, and returns its result.
 
     What numpy does about them is a context variable. It is set in a copy of the context, for there

@@ -412,7 +412,7 @@ class Backend(Protocol):
     ) -> None:
         """Applies `rule` to every element of every variable of a plan.
 
-        On the CPU, numpy may warn of NaN and infinity, unless called by `quietly`.
+        On the CPU, numpy may warn of NaN and infinity, unless called by `ignore_fp_warnings`.
 
         Args:
             rule: What to compute. If it has sums, they are summed first, over each variable in one

@@ -18,8 +18,8 @@ from gpuopt.checkpoint.contents import (
     with_values,
 )
 from gpuopt.errors import CheckpointError
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizer import Optimizer
-from gpuopt.quietly import quietly
 from gpuopt.state import loss_scales, state_dict
 from gpuopt.state.slot_codecs import has_master, kept_dtype
 from gpuopt.state.state import State, check_fits
@@ -210,7 +210,7 @@ def fitted(name: str, value: Array, named: Variable, place: Variable) -> Array:
         return value
     is_average = place.is_average or named.is_average or name.startswith(f"{place.name}/")
     if is_average and _is_kept_in_either(value.dtype, place.dtype):
-        value = quietly(partial(value.astype, place.dtype))
+        value = ignore_fp_warnings(partial(value.astype, place.dtype))
     elif _is_count(value.dtype, value.shape) and _is_count(place.dtype, place.shape):
         limits = np.iinfo(place.dtype)
         if limits.min <= value <= limits.max:

@@ -25,8 +25,8 @@ from gpuopt.checkpoint.restoring import Readable, fitted, read_values, saved_opt
 from gpuopt.checkpoint.tensorflow_checkpoint import TensorFlowCheckpoint, find_checkpoint
 from gpuopt.checkpoint.tensorflow_names import by_tensorflows_names
 from gpuopt.errors import CheckpointError
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizer import Optimizer, living_optimizers
-from gpuopt.quietly import quietly
 from gpuopt.state import state_dict
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.gate import between_writes, note_progress, refuse_while_writing, writing
@@ -541,7 +541,7 @@ def _as_named(value: Array, named: Variable) -> Array:
     """Returns a value in the type of the variable that has its name, where these are swapped."""
     if value.dtype == named.dtype:
         return value
-    return quietly(partial(value.astype, named.dtype))
+    return ignore_fp_warnings(partial(value.astype, named.dtype))
 
 
 def _refuse_slots_alone(

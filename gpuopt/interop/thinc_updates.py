@@ -20,10 +20,10 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.repeated_update import RepeatedUpdate, repeated_update
 from gpuopt.clipping import clip_by_norm
 from gpuopt.device import Device, device_of
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizers.adam import adam
 from gpuopt.optimizers.gradient_descent import gradient_descent
 from gpuopt.optimizers.r_adam import r_adam
-from gpuopt.quietly import quietly
 from gpuopt.rules.decayed import decayed
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -229,7 +229,7 @@ class Updates:
         for batch in batches:
             if not batch.weights.accept(_select(gradients, batch)):
                 _refuse_misfits(parameters, gradients)
-        quietly(_update, batches, parameters, gradients, settings, distinct)
+        ignore_fp_warnings(_update, batches, parameters, gradients, settings, distinct)
 
     def _batches_of(
         self,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 
 # The largest scale that is accepted: the reciprocal of a larger one is subnormal, and kernels take
 # that for 0.
@@ -83,7 +83,7 @@ def scale_after(
     if is_finite:
         if good + 1 < rule.incr_every:
             return scale, good + 1, bad
-        grown = quietly(np.multiply, scale, np.float32(rule.incr_ratio))
+        grown = ignore_fp_warnings(np.multiply, scale, np.float32(rule.incr_ratio))
         return (grown if grown <= LARGEST_GROWN else scale), 0, 0
     if bad + 1 < rule.decr_every:
         return scale, 0, bad + 1

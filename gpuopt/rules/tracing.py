@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.functions import OF_INTEGERS, OF_WORDS, TYPES, UFUNCS
 
 MOST_DECISIONS = 8
@@ -133,7 +133,7 @@ def trace(
             for op, names in (("array", arrays), ("scalar", scalars))
         )
         begins = {each: value.node for each, value in own.items()}
-        returned = quietly(lambda: function({**own, **given}))  # noqa: B023  (called at once)
+        returned = ignore_fp_warnings(lambda: function({**own, **given}))  # noqa: B023  (called at once)
         if returned is not None and not isinstance(returned, Iterable):
             tape.refuse(f"returning {returned!r}")
         ends: dict[Any, Node] = {each: value.node for each, value in own.items()}

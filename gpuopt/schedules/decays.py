@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules import schedule_formulas as formulas
 from gpuopt.rules.schedule_formulas import Formula, constants_of
 from gpuopt.schedules.numbers import flag, number, positive, real_of, whole
@@ -60,7 +60,7 @@ def natural_exp_decay(
     """
     given = locals()
     real = real_of(learning_rate, "learning_rate")
-    exact = quietly(np.exp, -np.float64(number(decay_rate, "decay_rate", real)))
+    exact = ignore_fp_warnings(np.exp, -np.float64(number(decay_rate, "decay_rate", real)))
     rate = number(exact, "exp(-decay_rate)", real)
     name = "natural_exp_decay"
     return _with_arguments(formulas.exponential_decay, given, name, decay_rate=rate)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable
 
@@ -30,7 +30,7 @@ def number(value: Any, name: str, real: Real) -> Any:
     """
     rounded = _scalar(value, name)
     exact = isinstance(value, (int, np.integer)) and abs(int(value)) < _MOST
-    result: Any = real(value) if exact else quietly(real, rounded)
+    result: Any = real(value) if exact else ignore_fp_warnings(real, rounded)
     if not np.isfinite(result):
         raise ValueError(f"{name} must be finite, got {value!r}")
     return result
@@ -70,4 +70,4 @@ def _scalar(value: Any, name: str) -> np.floating[Any]:
             f"{name} must be a number, got {value!r}: a schedule reads its numbers once, and a "
             "function of your own can be a hyperparameter, too"
         )
-    return quietly(as_scalar, value, name)
+    return ignore_fp_warnings(as_scalar, value, name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.schedule_formulas import Formula
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.step_numbers import FollowsSteps
@@ -81,7 +81,7 @@ class Schedule(FollowsSteps):
         if counts is None:
             raise ValueError(f"{self.name} has values at whole steps, got {steps!r}")
         # A scalar, not an array of no dimensions: numpy takes a tenth of the time.
-        return np.asarray(quietly(self._values, counts[()]), self.dtype)[()]
+        return np.asarray(ignore_fp_warnings(self._values, counts[()]), self.dtype)[()]
 
     def _values(self, counts: Any) -> Any:
         values = self.formula(counts.astype(self.dtype), counts, **self.constants)
@@ -151,7 +151,7 @@ class Schedule(FollowsSteps):
 
 def _whole(steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     """Returns steps as integers; None if one is between two."""
-    counts: np.ndarray[Any, Any] = quietly(steps.astype, np.int64)
+    counts: np.ndarray[Any, Any] = ignore_fp_warnings(steps.astype, np.int64)
     return counts if np.array_equal(counts, steps) else None
 
 
@@ -197,7 +197,7 @@ def _check_values(schedule: Schedule) -> None:
     numbers = [abs(float(each)) for each in schedule.constants.values() if np.ndim(each) == 0]
     divisors = np.array([1.0, *numbers, *(abs(1 - each) for each in numbers)])
     octaves = np.outer(2.0 ** np.arange(8, 31), [1.0, 1.25, 1.5, 1.75]).ravel()
-    marks = quietly(np.divide.outer, np.array(numbers), divisors[divisors > 0]).ravel()
+    marks = ignore_fp_warnings(np.divide.outer, np.array(numbers), divisors[divisors > 0]).ravel()
     marks = marks[marks < _LAST_STEP]
     steps = np.unique([*range(256), *octaves, _LAST_STEP, *np.floor(marks), *np.ceil(marks)])
     values = schedule.at(steps)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules import schedule_formulas as formulas
 from gpuopt.schedules.numbers import number, positive, real_of, whole
 from gpuopt.schedules.schedule import Schedule, make
@@ -89,12 +89,12 @@ def one_cycle(
     total = whole(total_steps, "total_steps", least=1)
     if not 0 <= number(warmup_fraction, "warmup_fraction", np.float64) < 1:
         raise ValueError(f"warmup_fraction must be from 0 to below 1, got {warmup_fraction!r}")
-    start = quietly(np.divide, peak, positive(div_factor, "div_factor", real))
+    start = ignore_fp_warnings(np.divide, peak, positive(div_factor, "div_factor", real))
     last = positive(final_div_factor, "final_div_factor", real)
     constants = {
         "start": start,
         "peak": peak,
-        "end": quietly(np.divide, start, last),
+        "end": ignore_fp_warnings(np.divide, start, last),
         "warmup_steps": real(int(warmup_fraction * total)),
         "total_steps": real(total),
     }

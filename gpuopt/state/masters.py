@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gpuopt.backends import backend_for, refuse_masked
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.interrupts import interrupts_put_off
 from gpuopt.locks import Lock
-from gpuopt.quietly import quietly
 from gpuopt.rules.split import joined, split
 from gpuopt.state.slot_codecs import Masters, has_master
 from gpuopt.variables.gate import writing
@@ -338,7 +338,7 @@ def _in_parts(update: Callable[..., None], at: Any, arrays: Sequence[Any], *part
         parts: More arrays, of these elements alone.
     """
     chosen = [_part(each, at) for each in arrays]
-    quietly(partial(_in_pieces, update, [*chosen, *parts]))
+    ignore_fp_warnings(partial(_in_pieces, update, [*chosen, *parts]))
     if not _is_basic(at):
         for array, part in zip(arrays, chosen, strict=True):
             array[at] = part

@@ -12,7 +12,7 @@ import numpy as np
 from gpuopt.backends.backend import compute_type
 from gpuopt.codecs import Byte, Codec, Coded, Form, Split, codec_of
 from gpuopt.computed_once import computed_once
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.slot_codes import Coding, scales_name
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
@@ -225,7 +225,7 @@ def converted_slots(
                 is_encoded = array.dtype in _SINGLES and (is_apart or is_apart_here)
             if is_encoded:
                 numbers = codec_of(array.dtype, codec.real).numbers([array])
-                stored = quietly(partial(codec.new_arrays, numbers))
+                stored = ignore_fp_warnings(partial(codec.new_arrays, numbers))
                 for part, new in zip(names, stored, strict=True):
                     slots.setdefault(part, {})[name] = new
     if here.masters is None and described.get(_MASTERS):

@@ -24,7 +24,7 @@ from gpuopt.backends.clips import (
 )
 from gpuopt.backends.loss_scaling import Decided, Decision, LossScalings
 from gpuopt.device import Device
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.clipped import CLIP_BOUND, CLIP_FACTOR, bounded, clipped
 from gpuopt.rules.scaled import UNSCALE, scaled
 from gpuopt.rules.update_rule import UpdateRule
@@ -360,7 +360,7 @@ class StepClips:
         extended: list[Scalars] = []
         for group, each in zip(groups, scalars, strict=True):
             factor = batch.backend.clips.factor_scalar(factors, self._norm_of(group), real)
-            bound: np.floating[Any] = quietly(real, self._bound_of(group))
+            bound: np.floating[Any] = ignore_fp_warnings(real, self._bound_of(group))
             own = {UNSCALE: real(self._unscale), CLIP_BOUND: bound, CLIP_FACTOR: factor}
             extended.append({**each, **{name: own[name] for name in names}})
         if self._has_counts:

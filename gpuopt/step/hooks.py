@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.state.slot_codecs import SlotCodecs
 from gpuopt.state.state import Range, SlotTable, State
 from gpuopt.step.pairs import Gradient
@@ -123,7 +123,7 @@ class Hooks:
     def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Variable) -> Any:
         """Updates rows of `var`; indices may repeat. By default sums their gradients first."""
         sums, rows = backend_for(var.device).sum_duplicate_rows(grad.values, grad.indices)
-        values = quietly(lambda: sums.astype(var.dtype, copy=False))
+        values = ignore_fp_warnings(lambda: sums.astype(var.dtype, copy=False))
         return self._resource_apply_sparse(values, var, rows)
 
     def _resource_apply_sparse_duplicate_indices(

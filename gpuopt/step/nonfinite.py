@@ -11,7 +11,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.clips import DenseGradients, SparseGradient
 from gpuopt.device import Device
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.step.pairs import Gradient
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -31,7 +31,7 @@ def first_nonfinite(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str 
     looked_at = {
         device
         for device, here in by_device.items()
-        if not quietly(_have_finite_squares, device, here)
+        if not ignore_fp_warnings(_have_finite_squares, device, here)
     }
     return describe_first(pair for pair in every if pair[1].device in looked_at)
 
@@ -54,7 +54,9 @@ def describe_first(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str |
 def _describe_sums(slices: IndexedSlices, variable: Variable) -> str | None:
     backend = backend_for(variable.device)
     with backend.enter():
-        sums, _ = quietly(partial(backend.sum_duplicate_rows, slices.values, slices.indices))
+        sums, _ = ignore_fp_warnings(
+            partial(backend.sum_duplicate_rows, slices.values, slices.indices)
+        )
     if _describe(sums, variable) is None:
         return None
     return f'equal rows of the gradient for "{variable.name}" add up to what is not finite'

@@ -15,7 +15,7 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.backends.loss_scaling import Decided, Decision
 from gpuopt.computed_once import computed_once
 from gpuopt.device import Device
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.masters import check_variables
 from gpuopt.state.slots import create_slots, end_blocks_at_rows, master_or_own
@@ -390,7 +390,7 @@ class RuleUpdates:
         units = self._units or units_of(self._parts)
         joined = [self._join(unit) for unit in units]
         if self._clips is not None and not self._is_measured:
-            quietly(self._measure, units, [rule for rule, *_ in joined])
+            ignore_fp_warnings(self._measure, units, [rule for rule, *_ in joined])
         for unit, (rule, numbers, scalars) in zip(units, joined, strict=True):
             part, batch = unit[0]
             factors, sums = None, None
@@ -541,7 +541,7 @@ class RuleUpdates:
         assert self._clips is not None, "unscale or measure_all comes first"
         units = self._units = self._units or units_of(self._parts)
         self._is_measured = True
-        quietly(self._measure, units, [rule for rule, *_ in map(self._join, units)])
+        ignore_fp_warnings(self._measure, units, [rule for rule, *_ in map(self._join, units)])
         found = self._clips.look()
         if found is Measurement.FINITE:
             return None

@@ -7,7 +7,7 @@ from typing import Any
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.device import device_of
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.variables.indexed_slices import IndexedSlices
 
 
@@ -32,6 +32,6 @@ def unscaled(gradient: Any, factor: Any) -> Any:
 
     backend = backend_for(device_of(gradient))
     with backend.enter():
-        product = quietly(multiply)
+        product = ignore_fp_warnings(multiply)
         backend.hold(gradient, factor)
         return product

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
@@ -52,7 +52,7 @@ def as_read(array: Any, variable: Variable) -> Any:
     """
     if array.dtype == variable.dtype or max(array.itemsize, variable.itemsize) <= 4:
         return array
-    return quietly(partial(widened, array, variable))
+    return ignore_fp_warnings(partial(widened, array, variable))
 
 
 def wide_dtype(variable: Variable) -> np.dtype[Any]:

@@ -28,7 +28,7 @@ _Pair = tuple[Variable, Any]
 class AverageUpdates:
     """Updates averages by rules whose variables they are, and whose gradients are the values.
 
-    To be called inside `writing`, and by `quietly`.
+    To be called inside `writing`, and by `ignore_fp_warnings`.
     """
 
     def __init__(self) -> None:

@@ -14,9 +14,9 @@ from gpuopt import environment
 from gpuopt.backends import to_device
 from gpuopt.backends.backend import compute_type
 from gpuopt.device import Device
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.interrupts import interrupts_put_off
 from gpuopt.locks import Lock
-from gpuopt.quietly import quietly
 from gpuopt.state.state import new_slot_variable
 from gpuopt.step.average_weights import AverageWeights
 from gpuopt.step.averages import MovingAverages
@@ -171,7 +171,7 @@ class ExponentialMovingAverage(MovingAverages):
         later = interrupts_put_off(waits_for_begin=True)
         with later, writing():
             later.begin()
-            quietly(move)
+            ignore_fp_warnings(move)
 
     def start(self, variables: Sequence[Variable], values: Sequence[Variable]) -> list[Variable]:
         """Does what `track` does, as a part of a step; see `MovingAverages`."""
@@ -190,7 +190,7 @@ class ExponentialMovingAverage(MovingAverages):
             averages = [self._shadow(variable) for variable in variables]
             self._updates.move(averages, values, weights)
 
-        quietly(move)
+        ignore_fp_warnings(move)
 
     def track(self, var_list: Iterable[Any] | None = None) -> list[Variable]:
         """Makes the averages that are missing, from the current values; changes no other average.

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for, new_storage, refuse_masked
 from gpuopt.device import Device, device_of
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.variables.operators import storage_of
 from gpuopt.variables.self_overlap import refuse_self_overlap
 
@@ -51,7 +51,7 @@ def copy_value(value: Any, name: str, dtype: Any, device: Device) -> Any:
     else:
         target = _PYTHON_NUMBER_DTYPES.get(array.dtype, array.dtype)
     may_be_cut = not is_typed and target.kind in "iu" and array.dtype.kind in "iuf"
-    if may_be_cut and np.any(array != quietly(array.astype, target)):
+    if may_be_cut and np.any(array != ignore_fp_warnings(array.astype, target)):
         raise ValueError(f'the value of "{name}" does not fit into {target}: pass another dtype')
     return new_storage(array, device, target)
 

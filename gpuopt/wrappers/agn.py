@@ -11,8 +11,8 @@ from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.distributed.broadcasting import broadcast_all
 from gpuopt.distributed.wrapper import inner_optimizers
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizer import Optimizer
-from gpuopt.quietly import quietly
 from gpuopt.step.additions import Forget
 from gpuopt.step.ledger import Ledger
 from gpuopt.step.pairs import Gradient
@@ -122,7 +122,7 @@ class AGNOptimizer(PeriodicWrapper):
         super()._before_update(updates, ledger)
         with reading(*updates.read):
             for gradient, variable in updates.pairs():
-                quietly(_add, gradient, _sum_of(self._getter.find(variable)), ledger)
+                ignore_fp_warnings(_add, gradient, _sum_of(self._getter.find(variable)), ledger)
 
     def _exchange(self, trained: Sequence[LocalVariable]) -> Assignments:
         if not trained:
@@ -147,7 +147,7 @@ class AGNOptimizer(PeriodicWrapper):
 
     def _step_center(self, own: Sequence[LocalVariable]) -> None:
         """Has the centers make a step by this worker's sums."""
-        pairs = [(quietly(_mean_of, each, self._period), each.center) for each in own]
+        pairs = [(ignore_fp_warnings(_mean_of, each, self._period), each.center) for each in own]
         if not pairs:
             return
         # Without what is added to the worker's own steps. The number counts nothing; some

@@ -12,8 +12,8 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.checkpoint import Saver
 from gpuopt.device import device_of
 from gpuopt.distributed.broadcasting import broadcast_all
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizer import Optimizer
-from gpuopt.quietly import quietly
 from gpuopt.step.pairs import Gradient
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import reading, storage_of
@@ -159,7 +159,7 @@ class ElasticAverageOptimizer(PeriodicWrapper):
         rho = self._rho_now()
         if grad_loss is not None and not np.shape(grad_loss):
             rho *= float(as_scalar(grad_loss, "grad_loss"))
-        return [(quietly(self._drawn, gradient, v, rho), v) for gradient, v in pairs]
+        return [(ignore_fp_warnings(self._drawn, gradient, v, rho), v) for gradient, v in pairs]
 
     def swapping_saver(
         self, var_list: Any = None, name: str = "swapping_saver", **kwargs: Any
@@ -196,7 +196,7 @@ class ElasticAverageOptimizer(PeriodicWrapper):
         return Saver(swapped, **kwargs)
 
     def _exchange(self, trained: Sequence[LocalVariable]) -> Assignments:
-        return quietly(self._move, trained)
+        return ignore_fp_warnings(self._move, trained)
 
     def _move(self, trained: Sequence[LocalVariable]) -> Assignments:
         move = self._move_together if self._synchronous else self._move_in_turn

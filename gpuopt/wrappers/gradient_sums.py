@@ -14,7 +14,7 @@ from gpuopt.backends import Target, backend_for
 from gpuopt.backends.backend import codecs_of
 from gpuopt.backends.clips import FACTOR_OF_FLOAT32
 from gpuopt.codecs import Codecs
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
 from gpuopt.rules.clipped import CLIP_FACTOR, clipped
 from gpuopt.rules.update_rule import UpdateRule
@@ -166,7 +166,7 @@ class GradientSums(SumsInState):
             by_kind.setdefault(kind, []).append((gradient, variable))
         for (all_begin, _), some in by_kind.items():
             rule = begin_sum if all_begin else add_to_sum
-            quietly(partial(self._launch_one, rule, some, divisor, loss_scale))
+            ignore_fp_warnings(partial(self._launch_one, rule, some, divisor, loss_scale))
         for _, variable in pairs:
             self._sums[variable.identity].is_dense = True
 

@@ -17,10 +17,10 @@ from gpuopt.backends.norms import Clipping
 from gpuopt.device import Device, device_of
 from gpuopt.distributed.tower import TowerOptimizer
 from gpuopt.distributed.wrapper import OptimizerWrapper, inner_optimizers
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.numbers_by_count import unknown_beside, unknown_hyperparameter
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
-from gpuopt.quietly import quietly
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
 from gpuopt.state import loss_scales
 from gpuopt.state.state_dict import OptimizerState, check_form, load_state
@@ -359,7 +359,7 @@ class LossScaleOptimizer(StepWrapper):
         seed = scale if grad_loss is None else grad_loss * scale
         compute = partial(self._inner.compute_gradients, loss, var_list=var_list, grad_loss=seed)
         # What overflows is looked for in any case.
-        return quietly(compute)
+        return ignore_fp_warnings(compute)
 
     def _refuse_inside(self) -> None:
         """Raises ValueError if something inside decides about gradients otherwise."""

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizers.base.arguments import refuse_unknown_arguments
-from gpuopt.quietly import quietly
 from gpuopt.rules.loss_scaling import LARGEST_SCALE, ScaleRule, scale_after
 from gpuopt.state.loss_scales import SCALE, STEPS, ZERO, Start
 from gpuopt.variables.gate import writing
@@ -205,7 +205,7 @@ def checked_scale(name: str, value: Any) -> float:
         TypeError: it is no number.
         ValueError: it is below 1, above 2**126, or NaN.
     """
-    scale = quietly(np.float32, checked_number(name, value))
+    scale = ignore_fp_warnings(np.float32, checked_number(name, value))
     if not 1 <= scale <= LARGEST_SCALE:
         raise ValueError(
             f"{name} must be at least 1, at most 2**126, and finite in float32, got {value!r}"
@@ -214,7 +214,7 @@ def checked_scale(name: str, value: Any) -> float:
 
 
 def _checked_ratio(name: str, value: Any, low: float, high: float) -> float:
-    ratio = quietly(np.float32, checked_number(name, value))
+    ratio = ignore_fp_warnings(np.float32, checked_number(name, value))
     if not low < ratio < high:
         above = f"above {low}" if high == np.inf else f"between {low} and {high}"
         raise ValueError(f"{name} must be {above}, and finite in float32, got {value!r}")

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizer import Optimizer
-from gpuopt.quietly import quietly
 from gpuopt.variables.operators import reading
 from gpuopt.wrappers.local_variables import LocalVariable, LocalVariables
 from gpuopt.wrappers.periodic import Assignments, PeriodicWrapper
@@ -83,7 +83,7 @@ class ModelAverageOptimizer(PeriodicWrapper):
         self._check_worker(None, is_chief)
 
     def _exchange(self, trained: Sequence[LocalVariable]) -> Assignments:
-        return quietly(self._average, trained)
+        return ignore_fp_warnings(self._average, trained)
 
     def _average(self, trained: Sequence[LocalVariable]) -> Assignments:
         values = []

@@ -14,8 +14,8 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.distributed import MirroredVariable
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizer import Optimizer
-from gpuopt.quietly import quietly
 from gpuopt.step.ledger import Ledger
 from gpuopt.step.updates import Updates
 from gpuopt.variables.identity import Identity
@@ -84,7 +84,9 @@ class VariableClippingOptimizer(StepWrapper):
             for variable in given.replicas if isinstance(given, MirroredVariable) else [given]:
                 if not isinstance(variable, Variable):
                     raise TypeError(f"vars_to_clip_dims holds {describe(variable)}, not a Variable")
-                _check_max_norm(quietly(compute_type(variable.dtype), self._max_norm), max_norm)
+                _check_max_norm(
+                    ignore_fp_warnings(compute_type(variable.dtype), self._max_norm), max_norm
+                )
                 self._dims[variable.identity] = _checked_dims(variable, dims)
         super().__init__(opt, use_locking, name)
 
@@ -111,7 +113,7 @@ class VariableClippingOptimizer(StepWrapper):
                     rows = self._rows_to_clip(gradient, variable, dims)
                     self._clip(variable, rows, dims, ledger)
 
-        quietly(clip)
+        ignore_fp_warnings(clip)
 
     def _clipped(self) -> dict[str, Variable]:
         holders = [identity.holder() for identity in list(self._dims)]

@@ -10,7 +10,7 @@ import numpy as np
 import gpuopt
 from gpuopt.demo.settings import make_optimizer
 from gpuopt.demo.tune import RATES
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 
 Point = np.ndarray
 # A start this far off must not lead elsewhere: a path that depends on rounding is no picture of an
@@ -135,7 +135,7 @@ def best_rate(surface: Surface, name: str) -> float:
     """
     highest = {}
     for rate in RATES:
-        path = quietly(path_of, surface, name, rate)
+        path = ignore_fp_warnings(path_of, surface, name, rate)
         if surface.shows(path):
             highest[rate] = float(surface.value(*path[-surface.steps // 10 :].T).max())
     for rate in sorted(highest, key=highest.__getitem__):

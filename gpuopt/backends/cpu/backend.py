@@ -46,9 +46,9 @@ from gpuopt.backends.row_order import TableOfWidth, first_positions
 from gpuopt.backends.unowned import array_at
 from gpuopt.codecs import Codecs
 from gpuopt.device import Device
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.interrupts import at_once
 from gpuopt.locks import Lock
-from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -213,11 +213,11 @@ class CpuBackend:
             plan, values, rows, group, catch_up = update
             given = plan, values, rows, scalars[group]
             if other_rows is not None:
-                quietly(update_all_rows, rule, other_rows, *given, self._limits, first)
+                ignore_fp_warnings(update_all_rows, rule, other_rows, *given, self._limits, first)
             elif catch_up is not None:
-                quietly(update_late_rows, rule, *given, catch_up, self._limits, first)
+                ignore_fp_warnings(update_late_rows, rule, *given, catch_up, self._limits, first)
             elif values.size:
-                quietly(update_touched_rows, rule, *given, self._limits, first)
+                ignore_fp_warnings(update_touched_rows, rule, *given, self._limits, first)
         if watcher is not None:
             _note_launch(watcher, f"sparse {rule.name}", begin)
 

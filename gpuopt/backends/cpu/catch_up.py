@@ -23,8 +23,8 @@ from gpuopt.backends.cpu.missed_steps import Missed, UpToDate, up_to_date
 from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.tiles import Rounding, round_stored
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.interrupts import at_once
-from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import STRIDE
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +44,7 @@ class CpuLateRows:
 
     def bring_up(self, plan: DensePlan, catch_up: CatchUp, rows: Array | None = None) -> None:
         rows = None if rows is None else np.asarray(rows).reshape(-1)
-        quietly(partial(bring_up, plan, catch_up, rows, self._limits))
+        ignore_fp_warnings(partial(bring_up, plan, catch_up, rows, self._limits))
 
 
 def bring_up(plan: DensePlan, catch_up: CatchUp, rows: Array | None, limits: CpuLimits) -> None:

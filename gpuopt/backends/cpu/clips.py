@@ -20,7 +20,7 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.sparse_update import sum_duplicate_rows
 from gpuopt.backends.cpu.squares import sum_of_squares
 from gpuopt.backends.norms import may_be_reached
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -62,7 +62,7 @@ class CpuClips:
         return self.factors([self.sums(dense, sparse, len(limits.most), refused)], limits)
 
     def factors(self, sums: Sequence[Array], limits: ClipLimits) -> Array:
-        return quietly(_factors, sums, limits)
+        return ignore_fp_warnings(_factors, sums, limits)
 
     def factor_scalar(
         self, factors: Array, norm: int, real: type[np.floating[Any]]

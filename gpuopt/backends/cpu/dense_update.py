@@ -18,7 +18,7 @@ from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.tiles import rounding_of
 from gpuopt.backends.cpu.written_memory import WrittenMemory
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -49,9 +49,9 @@ def update_dense(
     if compiled is not None:
         compiled.update(gradients, scalars, threads)
     else:
-        quietly(_update_by_tasks, rule, plan, gradients, scalars, limits, threads)
+        ignore_fp_warnings(_update_by_tasks, rule, plan, gradients, scalars, limits, threads)
     if plan.strided:
-        quietly(_update_each_strided, rule, plan, gradients, scalars, limits)
+        ignore_fp_warnings(_update_each_strided, rule, plan, gradients, scalars, limits)
 
 
 def _update_by_tasks(

@@ -11,7 +11,7 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.squares import sum_of_squares
 from gpuopt.backends.norms import Clipping, may_be_reached
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 
 Array = np.ndarray[Any, Any]
 
@@ -33,12 +33,12 @@ class CpuNorms:
         return np.array([total])
 
     def norm(self, arrays: Sequence[Array], sums: Sequence[Array], dtype: Any) -> Any:
-        return quietly(_root, [self.sum_squares(arrays), *sums], np.dtype(dtype).type)
+        return ignore_fp_warnings(_root, [self.sum_squares(arrays), *sums], np.dtype(dtype).type)
 
     def scale(
         self, arrays: Sequence[Array], norm: Any, most: np.floating[Any], clipping: Clipping
     ) -> list[Array]:
-        return [quietly(_scaled, array, norm, most, clipping) for array in arrays]
+        return [ignore_fp_warnings(_scaled, array, norm, most, clipping) for array in arrays]
 
 
 def _root(sums: Sequence[Array], real: Any) -> Any:

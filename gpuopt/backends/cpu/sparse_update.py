@@ -31,7 +31,7 @@ from gpuopt.backends.cpu.missed_steps import UpToDate
 from gpuopt.backends.cpu.row_groups import RowGroups, group_rows, stable_order, sum_rows
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.tiles import Rounding, buffers_for, cut_short, update_tile
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.accumulation import place_sum
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -143,7 +143,7 @@ def update_touched_rows(
     if len(groups.rows) == len(rows):
         sums = _copied_if_shared(values, arrays)
     else:
-        sums, order = quietly(lambda: sum_rows(values, groups))
+        sums, order = ignore_fp_warnings(lambda: sum_rows(values, groups))
         rows = groups.rows[order]
     if catch_up is None and _are_few(sums, limits):
         _write_rows(arrays, rows, _new_rows(rule, plan, sums, rows, scalars))
@@ -209,7 +209,7 @@ def sum_duplicate_rows(
     groups = group_rows(indices, first)
     if len(groups.rows) == len(indices):
         return values, indices
-    sums, order = quietly(lambda: sum_rows(values, groups))
+    sums, order = ignore_fp_warnings(lambda: sum_rows(values, groups))
     by_appearance = stable_order(groups.positions.take(groups.begins.take(order)))
     rows = groups.rows.take(order.take(by_appearance))
     return sums.take(by_appearance, axis=0), rows.astype(indices.dtype, copy=False)

@@ -13,7 +13,7 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cpu.compiler import build, why_not_compiled
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.threads import share_out
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.sources import kernel_root
 
 Array = np.ndarray[Any, Any]
@@ -51,7 +51,7 @@ def sum_of_squares(arrays: Sequence[Array], limits: CpuLimits, is_wide: bool = F
         limits: See `CpuLimits`.
         is_wide: Whether the sum may be more than float32 holds; else it is infinite then.
     """
-    return quietly(_sum_of_squares, arrays, limits, is_wide)
+    return ignore_fp_warnings(_sum_of_squares, arrays, limits, is_wide)
 
 
 def _sum_of_squares(arrays: Sequence[Array], limits: CpuLimits, is_wide: bool) -> np.float64:

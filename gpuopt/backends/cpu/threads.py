@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from gpuopt import environment, locks
 from gpuopt.backends.cpu.cores import num_usable_cores
 from gpuopt.errors import DeadlineExceededError
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 
 Task = TypeVar("Task")
 
@@ -100,7 +100,7 @@ class _SharedTasks:
     def work_on(self) -> None:
         """Works until no task is left."""
         try:
-            quietly(self._work_on)
+            ignore_fp_warnings(self._work_on)
         except Empty:
             return
         except BaseException:

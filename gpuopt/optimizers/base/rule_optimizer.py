@@ -13,6 +13,7 @@ import numpy as np
 from gpuopt.backends import gpu_backends
 from gpuopt.backends.clips import ClipForm
 from gpuopt.choices import is_one_of
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import (
     GIVEN_BY_NAME,
@@ -39,7 +40,6 @@ from gpuopt.optimizers.base.numbers_by_count import unknown_hyperparameter
 from gpuopt.optimizers.base.options import refuse_options
 from gpuopt.optimizers.base.slot_options import slot_codecs_of
 from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
-from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.update_rule import UpdateRule
@@ -707,11 +707,13 @@ class RuleOptimizer(Optimizer):
     def _scalars_for(self, real: type[np.floating[Any]]) -> Sequence[Scalars]:
         fixed = self.this_thread.scalars
         if real not in fixed:
-            scalars = [quietly(self._scalars, real)]
+            scalars = [ignore_fp_warnings(self._scalars, real)]
             if self.groups:
                 of_group = partial(self._scalars, real)
                 numbers = range(1, 1 + len(self.groups))
-                scalars += quietly(lambda: [self._in_group(each, of_group) for each in numbers])
+                scalars += ignore_fp_warnings(
+                    lambda: [self._in_group(each, of_group) for each in numbers]
+                )
             if self.rule.computed:
                 computed = dict.fromkeys(self.rule.computed, real(0))
                 scalars = [{**each, **computed} for each in scalars]

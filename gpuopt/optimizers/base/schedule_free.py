@@ -9,8 +9,8 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizers.base.step_counting import StepCountingOptimizer
-from gpuopt.quietly import quietly
 from gpuopt.state.state import Range
 from gpuopt.variables.operators import reading
 from gpuopt.variables.scalars import as_scalar
@@ -43,7 +43,7 @@ class ScheduleFreeOptimizer(StepCountingOptimizer):
         variable = as_variable(var)
         slot = self.state.slot(variable, "z_minus_y")
         with backend_for(variable.device).enter(variable.identity), reading(variable, slot):
-            return quietly(self._average, variable, slot)
+            return ignore_fp_warnings(self._average, variable, slot)
 
     def _average(self, variable: Variable, slot: Variable | None) -> Any:
         if slot is None:

@@ -12,12 +12,12 @@ import numpy as np
 from gpuopt.autodiff.engine import Loss
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizer import Optimizer, leaves_gradients_alone
 from gpuopt.optimizers.base.decaying import Decaying, DecayVariables
 from gpuopt.optimizers.base.declared import AllDigits, Hyperparameter
 from gpuopt.optimizers.base.hyperparameters import with_all_digits
 from gpuopt.optimizers.base.rule_optimizer import WEIGHT_DECAY, RuleOptimizer, hooks_of
-from gpuopt.quietly import quietly
 from gpuopt.rules.decayed import decayed
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.pairs import Gradient
@@ -180,7 +180,7 @@ class HooksWithWeightDecay(WeightDecay):
             rows = gradient.indices if isinstance(gradient, IndexedSlices) else None
             with backend_for(variable.device).enter(variable.identity):
                 variable.bring_up(rows)
-                quietly(partial(self._decay, variable.unread_storage, rows))
+                ignore_fp_warnings(partial(self._decay, variable.unread_storage, rows))
         return super()._apply_one(gradient, variable)
 
     def _decay(self, array: Any, rows: Any) -> None:

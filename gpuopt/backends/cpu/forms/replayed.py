@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.numbers import Numbers
-from gpuopt.quietly import quietly
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.tracing import NUMBER, Node, Program
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -89,7 +89,7 @@ def replayed_rules(
     Raises:
         TypeError: the rule is not arithmetic on elements, or writes to the gradient.
     """
-    return quietly(lambda: [_replayed(rule, real, each, zero_grad) for each in scalars])
+    return ignore_fp_warnings(lambda: [_replayed(rule, real, each, zero_grad) for each in scalars])
 
 
 def form_of_parts(
