@@ -7,7 +7,7 @@ import ast
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.codecs import Split, codec_of
 from gpuopt.near_names import find_near
 from gpuopt.optimizers.base import RuleOptimizer
+from gpuopt.optimizers.base.arguments import options
+from gpuopt.optimizers.base.declared import hyperparameters_of
 from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.stage import ORDER, in_order
 from gpuopt.rules.staged import StagedRule, staged
@@ -28,33 +30,16 @@ from gpuopt.training.moving_average import ExponentialMovingAverage
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
 _EPILOG = """\
-options of the optimizer, as in Python; in brackets, the value if none is given:
-  --masters [float32]           master copies of 16-bit variables; or "remainder"
-  --slot-dtype [bfloat16]       the type of slots; or "float32"
-  --slot-bits [8]               slots in bytes, with a scale for each 256
-  --stochastic-rounding [0]     bfloat16 is rounded at random, with this seed
-  --clip-norm, --clip [1.0]     gradients are clipped to a norm
-  --clip-value [1.0]            gradients are clipped to a value
-  --averages [0.999]            moving averages of variables, with this decay
-  --weight-decay [0.01]         of optimizers that have it
-and all other arguments of the optimizer, as --use-nesterov or --momentum 0.9. Hyperparameters are
-arguments of the C++, so their values do not change it."""
+options of all optimizers, as in Python; in brackets, the value if none is given:
+{switches}
+--clip is short for --clip-norm. All other arguments of the optimizer are options, too, as
+--use-nesterov or --momentum 0.9. Hyperparameters are arguments of the C++, so their values do not
+change it."""
 
-# Values of options that are given without one; all others are then True.
-_ALONE: dict[str, Any] = {
-    "masters": "float32",
-    "slot_dtype": "bfloat16",
-    "slot_bits": 8,
-    "stochastic_rounding": 0,
-    "clip_norm": 1.0,
-    "clip_value": 1.0,
-    "averages": 0.999,
-    "weight_decay": 0.01,
-}
 _SHORT = {"clip": "clip_norm"}
 # The arrays of stages, by the function of a program that calls them.
 _OF_FUNCTIONS = {"apply": "variable", "follow": "stored"}
-# For hyperparameters without a default.
+# For hyperparameters without a default, or without a value.
 _NUMBER = 0.5
 
 
@@ -64,7 +49,7 @@ class ShowError(Exception):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own arguments; `text_of` takes all others as the optimizer's."""
-    parser.epilog = _EPILOG
+    parser.epilog = _EPILOG.format(switches="\n".join(_switches()))
     parser.usage = "gpuopt show NAME [--dtype TYPE] [--OPTION [VALUE] ...]"
     parser.add_argument(
         "optimizer",
@@ -92,8 +77,8 @@ def text_of(name: str, dtype: str, words: Sequence[str]) -> str:
         ShowError: there is no such optimizer, or it refuses an option.
     """
     made = _class_of(name)
-    options = _options(words)
-    given = {**_required(made), **options}
+    typed = _options(words, made)
+    given: dict[str, Any] = {**_required(made), **typed}
     try:
         if "averages" in given:
             given["averages"] = ExponentialMovingAverage(given["averages"])
@@ -104,7 +89,7 @@ def text_of(name: str, dtype: str, words: Sequence[str]) -> str:
         raise ShowError(str(error)) from error
     rule = _rule_of(optimizer, variable.dtype)
     real = np.dtype(compute_type(variable.dtype))
-    arguments = [f"{option}={value!r}" for option, value in options.items()]
+    arguments = [f"{option}={value!r}" for option, value in typed.items()]
     lines = [
         f"{', '.join([type(optimizer).__name__, *arguments])}; variables of {dtype}",
         "",
@@ -117,7 +102,7 @@ def text_of(name: str, dtype: str, words: Sequence[str]) -> str:
     return "\n".join([*(f"// {line}".rstrip() for line in lines), rule.cpp])
 
 
-def _class_of(name: str) -> Callable[..., RuleOptimizer]:
+def _class_of(name: str) -> type[Any]:
     module, _, attribute = name.partition(":")
     if attribute:
         if "" not in sys.path:
@@ -139,7 +124,23 @@ def _class_of(name: str) -> Callable[..., RuleOptimizer]:
     raise ShowError(f"there is no optimizer {name!r}; there is {short}")
 
 
-def _options(words: Sequence[str]) -> dict[str, Any]:
+def _switches() -> list[str]:
+    """Describes the options that all optimizers take, but for those that no text can give."""
+    lines: list[str] = []
+    for name, each in options().items():
+        if (alone := _alone(name)) is not None:
+            switch = f"  --{name.replace('_', '-')} [{alone}]"
+            lines.append(f"{switch:<30}  {each.meaning.partition('. ')[0].rstrip('.')}")
+    return lines
+
+
+def _alone(name: str) -> Any:
+    """Returns the value of an option of all optimizers that is given without one."""
+    option = options()[name].option
+    return option and option.alone
+
+
+def _options(words: Sequence[str], made: type[Any]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     left = list(words)
     while left:
@@ -151,7 +152,12 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
         name = _SHORT.get(name, name)
         if not has_value and left and not left[0].startswith("--"):
             has_value, value = "=", left.pop(0)
-        given[name] = _value(value) if has_value else _ALONE.get(name, True)
+        if has_value:
+            given[name] = _value(value)
+        elif name in options():
+            given[name] = _alone(name)
+        else:
+            given[name] = _NUMBER if name in hyperparameters_of(made) else True
     return given
 
 
@@ -162,7 +168,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _required(made: Callable[..., RuleOptimizer]) -> dict[str, Any]:
+def _required(made: type[Any]) -> dict[str, Any]:
     """Returns values of the arguments without a default."""
     parameters = inspect.signature(made).parameters.values()
     names = [

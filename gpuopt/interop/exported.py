@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.optimizer import Optimizer
-from gpuopt.optimizers.base.options import options_of
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable
@@ -44,8 +42,8 @@ def names_with_slots(
     return list(variables) if present else []
 
 
-def refuse_options(optimizer: Optimizer) -> None:
+def refuse_options(optimizer: Any) -> None:
     """Raises ValueError for an optimizer with state that torch's optimizers cannot have."""
-    for option in options_of(optimizer):
+    for name, option in optimizer._given_options.items():
         if option.in_torch:
-            raise ValueError(f'"{optimizer.get_name()}" has {option.given}, and {option.in_torch}')
+            raise ValueError(f'"{optimizer.get_name()}" has {name}, and {option.in_torch}')

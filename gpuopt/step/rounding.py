@@ -25,6 +25,13 @@ class StochasticRounding(StageOption):
     """
 
     name = "stochastic_rounding"
+    meaning = (
+        "New bfloat16 values are rounded up or down at random, with this seed. The exact value is "
+        "the mean. The random bits depend only on the seed, the count of steps, the element and "
+        "the slot. It can be combined with `masters` if there is a `slot_dtype`, and not with "
+        "slots that have a number for each row. Slots in 8 bits are rounded to nearest."
+    )
+    alone = 0
     stage = ROUNDING
     counter = "rounded_steps"
     by_hooks = "which is rounded to nearest"

@@ -22,11 +22,17 @@ class StageOption(ABC):
         stage: The stage.
         counter: The name of the optimizer's variable that counts its steps, in float64.
         range: The values that the count can have.
+        meaning: A text for its reader.
+        default: Of no stage.
+        alone: See `gpuopt.optimizers.base.declared.Option`, also for the next two.
         by_hooks: Of a hook that updates one variable at a time: why it does without the stage.
         in_torch: Why torch's optimizers cannot continue a run that has it.
     """
 
     name: ClassVar[str]
+    meaning: ClassVar[str]
+    default: ClassVar[None] = None
+    alone: ClassVar[Any] = None
     stage: ClassVar[Stage]
     counter: ClassVar[str]
     range: ClassVar[Range] = Range(0.0, 2.0**53, np.float64)

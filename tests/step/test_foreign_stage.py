@@ -370,6 +370,19 @@ def test_it_is_in_signatures_and_shown_by_the_command(capsys: pytest.CaptureFixt
         assert "add_noise" in stages[:2][place]
 
 
+def test_the_command_line_and_the_help_of_optimizers_have_its_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["show", "--help"])
+    shown = capsys.readouterr().out
+    assert "  --gradient-noise [(0.1, 0.55, 0)]  Gets each gradient a normal number" in shown
+    described = inspect.getdoc(gpuopt.optimizers.base.RuleOptimizer) or ""
+    assert "    gradient_noise: Gets each gradient a normal number" in described
+    assert main(["show", "adam", "--gradient-noise"]) == 0
+    assert "gradient_noise=(0.1, 0.55, 0); variables" in capsys.readouterr().out
+
+
 @pytest.mark.contract
 def test_hooks_that_know_no_stage_refuse_it() -> None:
     class Own(gpuopt.GradientDescentOptimizer):

@@ -34,6 +34,8 @@ class GradientNoise(StageOption):
     name = "gradient_noise"
     stage = Stage("noisy", add_noise)
     counter = "noise_steps"
+    meaning = "Gets each gradient a normal number, of variance `eta / (1 + t)^gamma`."
+    alone = 0.1, 0.55, 0
 
     def __init__(self, eta: float, gamma: float, seed: int) -> None:
         self.eta, self.gamma, self.seed = eta, gamma, seed

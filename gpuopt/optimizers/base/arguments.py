@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import (
     Annotated,
     Any,
@@ -19,13 +20,22 @@ from typing import (
 import numpy as np
 
 from gpuopt.optimizer import OnNonfinite, Optimizer
-from gpuopt.optimizers.base.decaying import DecayVariables
-from gpuopt.optimizers.base.declared import OTHER_NAMES, Hyperparameter, evaluated
+from gpuopt.optimizers.base.decaying import MATRICES, DecayVariables
+from gpuopt.optimizers.base.declared import (
+    OTHER_NAMES,
+    Declared,
+    Hyperparameter,
+    Mark,
+    Option,
+    declared_among,
+    evaluated,
+)
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.slot_options import SlotBits
 from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
 from gpuopt.state.slot_codecs import Masters, SlotDtype, SlotForm
 from gpuopt.step.averages import MovingAverages
+from gpuopt.step.rounding import StochasticRounding
 
 # By which formula gradients are scaled to a norm.
 ClipFormName = Literal["tensorflow", "torch", "apex"]
@@ -33,40 +43,104 @@ ClipFormName = Literal["tensorflow", "torch", "apex"]
 # Whether gradients have their variables' types, or any float is converted to that of a step.
 GradientDtype = Literal["strict", "cast"]
 
-# Of the arguments that `RuleOptimizer` takes, and `Optimizer` does not, beside `STAGE_OPTIONS`.
-_DEFAULTS: dict[str, Any] = {
-    "groups": (),
-    "clip_norm": None,
-    "clip_value": None,
-    "clip_form": "tensorflow",
-    "slot_bits": 32,
-    "slot_form": "root",
-    "slot_dtype": None,
-    "masters": None,
-    "averages": None,
-    "gradient_dtype": "strict",
-    "decay_variables": None,
-}
+_UNCLIPPED = "which gets gradients as they are: clip by gpuopt.clip_by_global_norm"
 
 
 class Additions(TypedDict, total=False):
     """Arguments that every optimizer takes by name beside TensorFlow's.
 
-    See `Optimizer`; for `groups`, `ParameterGroup`; and for the others, `RuleOptimizer`.
+    See `Optimizer` for `on_nonfinite`. Each other one is declared here: its default, what it cannot
+    go with, and its meaning, of which `gpuopt show --help` has the first sentence.
     """
 
     on_nonfinite: OnNonfinite
-    groups: Sequence[ParameterGroup]
-    clip_norm: Hyperparameter | None
-    clip_value: Hyperparameter | None
-    clip_form: ClipFormName
-    slot_bits: SlotBits
-    slot_form: SlotForm
-    slot_dtype: SlotDtype | type[Any] | np.dtype[Any] | None
-    masters: Masters | type[Any] | np.dtype[Any] | None
-    stochastic_rounding: int | None
-    averages: MovingAverages | None
-    gradient_dtype: GradientDtype
+    groups: Annotated[
+        Sequence[ParameterGroup],
+        Option(()),
+        "Other hyperparameters for some variables: a list of `ParameterGroup`.",
+    ]
+    clip_norm: Annotated[
+        Hyperparameter | None,
+        Option(alone=1.0, by_hooks=_UNCLIPPED),
+        "A step's gradients are scaled down together if their norm is larger than this. They are "
+        "only read, and a sparse gradient's equal rows are added up first. It is a hyperparameter. "
+        "A group that has a `clip_norm` or `clip_value` is clipped for itself, to the norm of its "
+        "own gradients; one that has None is not clipped. An infinite `clip_norm` clips nothing: "
+        "`global_norm` is known then. It cannot be combined with `clip_value`.",
+    ]
+    clip_value: Annotated[
+        Hyperparameter | None,
+        Option(alone=1.0, by_hooks=_UNCLIPPED),
+        "Elements of gradients are clipped to this magnitude. It is a hyperparameter, also of "
+        "groups. It cannot be combined with `clip_norm`.",
+    ]
+    clip_form: Annotated[
+        ClipFormName,
+        Option("tensorflow", alone="torch"),
+        "The formula of `clip_norm`. For a `clip_norm` of `c`, gradients of norm `n` are "
+        'multiplied by `c * min(1 / n, 1 / c)` with "tensorflow", which is NaN if the norm is not '
+        'finite; by `min(c / (n + 1e-6), 1)` with "torch"; and by `1 / (n / c)` if `n > c` with '
+        '"apex".',
+    ]
+    slot_bits: Annotated[
+        SlotBits,
+        Option(32, alone=8, by_hooks="which has no slots in 8 bits"),
+        "8 stores each slot in a byte, with a scale for each 256. It cannot be combined with slots "
+        "that have a number for each row, or with `catch_up`. Steps are computed in float32, from "
+        "slots before they are rounded. An element whose slots would not be finite has 0 there.",
+    ]
+    slot_form: Annotated[
+        SlotForm,
+        Option("root", alone="bitsandbytes"),
+        'How a sum of squares is stored with `slot_bits=8`. "root" stores its square root; '
+        '"bitsandbytes" stores the sum, as that library does, for dense gradients only.',
+    ]
+    slot_dtype: Annotated[
+        SlotDtype | type[Any] | np.dtype[Any] | None,
+        Option(
+            alone="bfloat16",
+            by_hooks="whose slots have its variable's type",
+            in_torch="torch's optimizers keep states in the types of parameters: load its "
+            "state_dict into an optimizer without slot_dtype, and export that",
+        ),
+        'The type of slots. "bfloat16" is for slots of variables of at most 32 bits: rounded to '
+        'nearest, or by `stochastic_rounding`; "float32" is for those of 16-bit variables, '
+        "without `stochastic_rounding`. It may be a type, as `np.float32`. It cannot be "
+        "combined with `slot_bits=8`, or with slots that have a number for each row.",
+    ]
+    masters: Annotated[
+        Masters | type[Any] | np.dtype[Any] | None,
+        Option(
+            alone="float32",
+            by_hooks="which has no master copies",
+            in_torch="torch's optimizers keep no master copies: export a run of float32 variables",
+        ),
+        '16-bit variables have master copies. "float32" keeps one of each in a slot "master": a '
+        "step updates the copy, and rounds it to the variable. Other slots are float32, or stored "
+        "by `slot_dtype` or `slot_bits`. An assignment to the variable or to its copy goes to "
+        'both. "remainder" keeps only the 16 bits of the copy that a bfloat16 variable, rounded '
+        "half up, does not have. It may be a type, as `np.float32`.",
+    ]
+    stochastic_rounding: Annotated[int | None, StochasticRounding]
+    averages: Annotated[
+        MovingAverages | None,
+        Option(
+            alone=0.999,
+            by_hooks="which averages do not follow, as those of a gpuopt.MovingAverageOptimizer do",
+        ),
+        "Moving averages that follow each step. It is an `ExponentialMovingAverage`, whose `apply` "
+        "is made a part of the step, for the variables that have a gradient: with the same "
+        "values, and mostly in the launch that updates them. It may belong to several optimizers. "
+        "With `masters`, it is of the master copies, and float32.",
+    ]
+    gradient_dtype: Annotated[
+        GradientDtype,
+        Option("strict", alone="cast"),
+        '"cast" takes gradients of any float type. Each, or the values of `IndexedSlices`, is '
+        "converted to the type that the step computes in, float32 or float64, before all else. So "
+        'a float64 gradient of 1e300 is infinite beside a float32 variable. With "strict", a '
+        "gradient of another type than its variable's is an error.",
+    ]
 
 
 class Common(Additions, total=False):
@@ -80,28 +154,35 @@ class Common(Additions, total=False):
     name: str
 
 
-_DECAYING = (
-    'Which variables decay, by default all: "matrices", or a function of a Variable that returns '
-    "True or False; see `RuleOptimizer`."
-)
-
-
 class DecayAdditions(Additions, total=False):
-    """`Additions` of optimizers with weight decay; see `RuleOptimizer`."""
+    """`Additions` of optimizers with weight decay."""
 
-    decay_variables: Annotated[DecayVariables, _DECAYING]
+    decay_variables: Annotated[
+        DecayVariables,
+        Option(alone=MATRICES),
+        'Which variables decay, by default all. "matrices" are those of two or more dimensions; a '
+        "function of a Variable returns True or False, and is called once for each. Others "
+        "are updated with a `weight_decay` of 0, also in a group that has one.",
+    ]
 
 
-class DecayCommon(Common, total=False):
-    """`Common` of optimizers with weight decay; see `RuleOptimizer`."""
-
-    decay_variables: Annotated[DecayVariables, _DECAYING]
+class DecayCommon(Common, DecayAdditions, total=False):
+    """`Common` of optimizers with weight decay."""
 
 
-GIVEN_BY_NAME = DecayCommon.__annotations__.keys()
-"""The arguments of all optimizers, and of those with weight decay."""
-GIVEN_ONCE = frozenset({*DecayAdditions.__annotations__, "use_locking"})
-"""The arguments that are not hyperparameters. Of those that clip, one that is given is."""
+def options() -> Mapping[str, Declared]:
+    """Returns what is declared of the options of all optimizers, also of stages of others."""
+    stages = {
+        name: Declared(False, None, each.meaning, False, each)
+        for name, each in STAGE_OPTIONS.items()
+    }
+    return {**_our_options(), **stages}
+
+
+@cache
+def _our_options() -> Mapping[str, Declared]:
+    every = declared_among(get_type_hints(DecayCommon, include_extras=True))
+    return {name: each for name, each in every.items() if each.option is not None}
 
 
 def with_defaults(
@@ -121,14 +202,31 @@ def with_defaults(
             f"first, got {common!r}: define __init__(self, learning_rate, **common), and call "
             "super().__init__(common, learning_rate=learning_rate) there"
         )
+    ours = {name: each.option.default for name, each in options().items() if each.option}
     for name in common:
-        if name not in DecayCommon.__annotations__ and name not in STAGE_OPTIONS:
+        if name not in DecayCommon.__annotations__ and name not in ours:
             # A `**common` that is not annotated stands for all of Common.
             raise unknown_argument(optimizer_class, name, get_type_hints(Common))
     defaults = {"use_locking": False, "name": _default_name(optimizer_class)}
-    ours = {**_DEFAULTS, **dict.fromkeys(STAGE_OPTIONS)}
     given = {name: value for name, value in common.items() if name not in ours}
     return {**defaults, **given}, {name: common.get(name, value) for name, value in ours.items()}
+
+
+def given_options(ours: Mapping[str, Any], groups: Iterable[ParameterGroup]) -> dict[str, Mark]:
+    """Returns the options that an optimizer or a group of it has, with what each declares.
+
+    Args:
+        ours: The values of all, checked.
+        groups: The optimizer's.
+    """
+    of_groups = {name for group in groups for name in group.hyperparameters}
+    marks = {name: each.option for name, each in options().items() if each.option is not None}
+    return {
+        name: mark
+        for name, mark in marks.items()
+        if name in of_groups
+        or not (ours[name] is mark.default or (mark.default and ours[name] == mark.default))
+    }
 
 
 def unknown_argument(cls: type[Any], name: str, more: Iterable[str] = ()) -> TypeError:
@@ -181,7 +279,7 @@ class FullSignature:
         if parameters and get_origin(annotations.get(parameters[-1].name)) is Unpack:
             [common] = get_args(annotations[parameters.pop().name])
             hints = get_type_hints(common)
-            more = {name: Any for name in STAGE_OPTIONS if name not in hints}
+            more = dict.fromkeys(STAGE_OPTIONS, Any)
             parameters += [
                 inspect.Parameter(
                     name,
@@ -189,7 +287,7 @@ class FullSignature:
                     default=_default(name, owner),
                     annotation=annotation,
                 )
-                for name, annotation in {**hints, **more}.items()
+                for name, annotation in (hints | more | hints).items()
             ]
         return signature.replace(parameters=parameters)
 
@@ -200,8 +298,8 @@ _SIGNATURE = "_full_signature"
 def _default(name: str, optimizer_class: type[Optimizer]) -> Any:
     if name == "name":
         return _default_name(optimizer_class)
-    if name in _DEFAULTS or name in STAGE_OPTIONS:
-        return _DEFAULTS.get(name)
+    if (declared_here := options().get(name)) and declared_here.option:
+        return declared_here.option.default
     default = inspect.signature(Optimizer.__init__).parameters[name].default
     return False if default is inspect.Parameter.empty else default
 

@@ -22,6 +22,7 @@ from typing import (
     get_type_hints,
 )
 
+from gpuopt.step.stage_options import StageOption
 from gpuopt.variables.scalars import as_scalar
 
 # A number, something with a scalar value, or a function without arguments that returns one and is
@@ -61,6 +62,26 @@ class AllDigits:
     """Marks a hyperparameter that is not rounded to float32 if it is a Python float."""
 
 
+class Option(NamedTuple):
+    """Marks an argument of all optimizers, which `Additions` lists.
+
+    Attributes:
+        default: Its value if it is not given.
+        alone: Its value in `gpuopt show`, where it is named without one; None if it needs one.
+        by_hooks: Why it does nothing where a hook updates one variable at a time; "" if it works.
+        in_torch: Why torch's optimizers cannot continue a run that has it; "" if they can.
+    """
+
+    default: Any = None
+    alone: Any = None
+    by_hooks: str = ""
+    in_torch: str = ""
+
+
+# What an option declares of itself; that of a stage is a class.
+Mark = Option | type[StageOption]
+
+
 class Declared(NamedTuple):
     """What stands beside an argument's type.
 
@@ -69,12 +90,14 @@ class Declared(NamedTuple):
         range: None if it may be any number.
         meaning: A text for its reader.
         keeps_all_digits: Whether it is marked by `AllDigits`.
+        option: Its mark, if it has one; a stage's option is its own.
     """
 
     is_hyperparameter: bool
     range: Range | None
     meaning: str
     keeps_all_digits: bool
+    option: Mark | None
 
 
 def declared(cls: type[Any]) -> Mapping[str, Declared]:
@@ -105,8 +128,10 @@ OTHER_NAMES = {
 
 
 def hyperparameters_of(cls: type[Any]) -> list[str]:
-    """Returns the names of the hyperparameters that an optimizer's class declares."""
-    return [name for name, each in declared(cls).items() if each.is_hyperparameter]
+    """Returns the names of an optimizer's own hyperparameters: those of no option."""
+    return [
+        name for name, each in declared(cls).items() if each.is_hyperparameter and not each.option
+    ]
 
 
 def check_range(cls: type[Any], name: str, value: Any) -> None:
@@ -133,25 +158,34 @@ def check_numbers(cls: type[Any], **arguments: Any) -> None:
 class Documented:
     """A class's docstring, with what its constructor declares as `Args`."""
 
-    def __init__(self, text: str, common: Collection[str]) -> None:
+    def __init__(
+        self,
+        text: str | None,
+        common: Collection[str] = (),
+        all_of: Callable[[], Mapping[str, Declared]] | None = None,
+    ) -> None:
         """Keeps a docstring.
 
         Args:
             text: As the class has it.
             common: The arguments that `RuleOptimizer` describes.
+            all_of: Returns the arguments to describe, if not those of the constructor.
         """
-        self._text = text
+        self._text = text or ""
         self._common = common
+        self._all_of = all_of
 
     def __get__(self, instance: object, owner: type[Any]) -> str:
-        given, cleaned = declared(owner), inspect.cleandoc(self._text)
+        cleaned = inspect.cleandoc(self._text)
+        given = self._all_of() if self._all_of else declared(owner)
         if not given or "\nArgs:\n" in cleaned:
             return cleaned
-        names = inspect.signature(owner).parameters
-        texts = [f"{name}: {meaning_of(given[name])}" for name in names if name in given]
+        names = given if self._all_of else inspect.signature(owner).parameters
+        common = [name for name in names if name in self._common]
+        own = [name for name in names if name in given and name not in common]
+        texts = [f"{name}: {meaning_of(given[name])}" for name in own]
         if not texts:
             return cleaned
-        common = [name for name in names if name in self._common and name not in given]
         texts += [f"{', '.join(common)}: See `RuleOptimizer`."] if common else []
         lines = map(_filled, texts)
         before, raises, after = cleaned.partition("\n\nRaises:\n")
@@ -214,22 +248,29 @@ def _read(init: Any) -> dict[str, Declared]:
         if get_origin(annotation) is Unpack:
             [common] = get_args(annotation)
             with suppress(NameError):
-                found |= _among(get_type_hints(common, include_extras=True))
-        found |= _among({name: annotation})
+                found |= declared_among(get_type_hints(common, include_extras=True))
+        found |= declared_among({name: annotation})
     return found
 
 
-def _among(types: Mapping[str, Any]) -> dict[str, Declared]:
+def declared_among(types: Mapping[str, Any]) -> dict[str, Declared]:
+    """Returns what stands beside types, by the names of arguments."""
     found = {}
     for name, annotation in types.items():
         if get_origin(annotation) is Annotated:
             given, *items = get_args(annotation)
             is_hyperparameter = given in (Hyperparameter, Hyperparameter | None)
             limits = next((each for each in items if isinstance(each, Range)), None)
+            option = next((each for each in items if is_option(each)), None)
             meaning = " ".join(each for each in items if isinstance(each, str))
+            meaning = meaning or getattr(option, "meaning", "")
             has_all_digits = any(each is AllDigits for each in items)
-            found[name] = Declared(is_hyperparameter, limits, meaning, has_all_digits)
+            found[name] = Declared(is_hyperparameter, limits, meaning, has_all_digits, option)
     return found
+
+
+def is_option(mark: Any) -> bool:
+    return isinstance(mark, Option) or (isinstance(mark, type) and issubclass(mark, StageOption))
 
 
 def _filled(text: str) -> str:

@@ -16,11 +16,11 @@ from gpuopt.choices import is_one_of
 from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import (
-    GIVEN_BY_NAME,
-    GIVEN_ONCE,
     Common,
     FullSignature,
     GradientDtype,
+    given_options,
+    options,
     unknown_argument,
     with_defaults,
 )
@@ -37,7 +37,6 @@ from gpuopt.optimizers.base.declared import (
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameters, with_all_digits
 from gpuopt.optimizers.base.numbers_by_count import unknown_hyperparameter
-from gpuopt.optimizers.base.options import refuse_options
 from gpuopt.optimizers.base.slot_options import slot_codecs_of
 from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
 from gpuopt.rules.catch_up import CatchUpOption
@@ -109,56 +108,10 @@ class RuleOptimizer(Optimizer):
     something else than the hyperparameters themselves.
 
     A `Hyperparameter` is a number, something with a scalar value, or a function without
-    arguments that returns one and is called once in each step.
-
-    Args:
-        common: What every optimizer takes, as `Optimizer` does: `use_locking` (False unless
-            given), `name` (by default the class's, less "Optimizer") and `on_nonfinite`; and
-            `groups`, a list of `ParameterGroup`; and for the clipping of gradients, which are
-            only read:
-            `clip_norm`, the most that the norm of all gradients of a step may be, else they
-            are all scaled down together. A sparse gradient's equal rows are added up first;
-            `clip_value`, the farthest from 0 that an element may be, else it is put there;
-            `clip_form`, the formula for gradients of norm `n` and `clip_norm` `c`. Gradients
-            are multiplied by `c * min(1 / n, 1 / c)` with "tensorflow", which is NaN if the
-            norm is not finite; by `min(c / (n + 1e-6), 1)` with "torch"; and by `1 / (n / c)`
-            if `n > c` with "apex".
-            Of `clip_norm` and `clip_value`, one may be given. They are hyperparameters. A
-            group that has either is clipped for itself, to the norm of its own gradients; one
-            that has None is not clipped. An infinite `clip_norm` clips nothing: `global_norm`
-            is known then;
-            `slot_bits`, 8 to store each slot in a byte, with a scale for each 256, unless slots
-            have a number for each row. Steps are computed in float32, from slots before they
-            are rounded. An element whose slots would not be finite has 0 there.
-            `slot_form`, the stored form of a sum of squares in 8 bits: "root" stores its square
-            root; "bitsandbytes" stores the sum, as that library does, for dense gradients only.
-            `slot_dtype`, "bfloat16" to store all slots in bfloat16, beside variables of at most
-            32 bits: rounded to nearest, or by `stochastic_rounding`; or "float32", to store
-            those of 16-bit variables in float32, without `stochastic_rounding`. It cannot be
-            combined with `slot_bits=8`, or with slots that have a number for each row;
-            `masters`, "float32" to keep a master copy of each float16 or bfloat16 variable in
-            a slot "master": a step updates the copy, and rounds it to the variable. Other slots
-            are float32, or stored by `slot_dtype` or `slot_bits`. An assignment to the variable
-            or to its copy goes to both. "remainder" to keep only the 16 bits of the copy that a
-            bfloat16 variable, rounded half up, does not have;
-            `stochastic_rounding`, a seed, to round new values of bfloat16 variables and slots
-            up or down at random, with the exact value as the mean. The random bits depend only
-            on the seed, the count of steps, the element and the slot. It can be combined with
-            `masters` if there is a `slot_dtype`. Slots in 8 bits are rounded to nearest;
-            `slot_dtype` and `masters` may also be given as types, as `np.float32`;
-            `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
-            step, for the variables that have a gradient: with the same values, and mostly in
-            the launch that updates them. It may belong to several optimizers. With `masters`,
-            it is of the master copies, and float32;
-            `gradient_dtype`, "cast" to take gradients of any float type, and values of
-            `IndexedSlices`: each is converted to the type that the step computes in, float32 or
-            float64, before all else. So a float64 gradient of 1e300 is infinite beside a float32
-            variable. With "strict", a gradient of another type than its variable's is an error;
-            and `decay_variables`, for those with the hyperparameter `weight_decay`: which
-            variables decay. "matrices" are those of two or more dimensions; a function gets a
-            Variable and returns True or False, and is called once for each. Others are updated
-            with a `weight_decay` of 0, also in a group that has one. By default, all decay.
-        hyperparameters: By name.
+    arguments that returns one and is called once in each step. The constructor takes a mapping of
+    what all optimizers take, and then the hyperparameters by name. All take the arguments of
+    `Optimizer`: `use_locking` (False unless given), `name` (by default the class's, less
+    "Optimizer") and `on_nonfinite`; and the options below.
 
     Raises:
         TypeError: a hyperparameter is no number, an argument is unknown, a group names
@@ -222,7 +175,7 @@ class RuleOptimizer(Optimizer):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if isinstance(text := vars(cls).get("__doc__"), str):
-            cls.__doc__ = Documented(text, GIVEN_BY_NAME)  # type: ignore[assignment]
+            cls.__doc__ = Documented(text, Common.__annotations__)  # type: ignore[assignment]
         show_types_alone(vars(cls).get("__init__"))
         cls._has_own_hooks = hooks_of(cls) != hooks_of(RuleOptimizer)
         cls._has_own_scalars = _scalars_of(cls) != _scalars_of(RuleOptimizer)
@@ -242,31 +195,35 @@ class RuleOptimizer(Optimizer):
     # No docstring, here and in `Optimizer`: editors would show it in place of a subclass's.
     def __init__(self, common: Common, /, **hyperparameters: Hyperparameter) -> None:
         arguments, ours = with_defaults(common, type(self))
-        self._grouping = Groups(ours.pop("groups"))
+        self._grouping = Groups(ours["groups"])
         super().__init__(**arguments)
         self.slot_codecs = slot_codecs_of(
             self.rule,
             type(self).__name__,
-            slot_bits=ours.pop("slot_bits"),
-            slot_form=ours.pop("slot_form"),
-            slot_dtype=ours.pop("slot_dtype"),
-            masters=ours.pop("masters"),
+            slot_bits=ours["slot_bits"],
+            slot_form=ours["slot_form"],
+            slot_dtype=ours["slot_dtype"],
+            masters=ours["masters"],
         )
-        options = {name: ours.pop(name) for name in STAGE_OPTIONS}
         self.stage_options = [
-            STAGE_OPTIONS[name].checked(value, self)
-            for name, value in options.items()
-            if value is not None
+            option.checked(ours[name], self)
+            for name, option in STAGE_OPTIONS.items()
+            if ours[name] is not None
         ]
-        self.averages = following(ours.pop("averages"), self.slot_codecs.masters)
-        gradient_dtype = ours.pop("gradient_dtype")
+        self.averages = following(ours["averages"], self.slot_codecs.masters)
+        gradient_dtype, decay_variables = ours["gradient_dtype"], ours["decay_variables"]
         if not is_one_of(gradient_dtype, get_args(GradientDtype)):
             raise ValueError(f'gradient_dtype must be "strict" or "cast", got {gradient_dtype!r}')
         if gradient_dtype == "cast":
             self._gradient_types = GradientTypes.FLOATS
-        decay_variables = ours.pop("decay_variables")
-        sums_inputs = bool(self.rule.degrees)
-        clipping, self.clips = clipping_of(**ours, groups=self._grouping, sums_inputs=sums_inputs)
+        clipping, self.clips = clipping_of(
+            ours["clip_norm"],
+            ours["clip_value"],
+            ours["clip_form"],
+            self._grouping,
+            bool(self.rule.degrees),
+        )
+        self._given_options = given_options(ours, self._grouping)
         every = {**self._all_hyperparameters(hyperparameters), **clipping}
         if decay_variables is not None:
             if WEIGHT_DECAY not in every:
@@ -345,11 +302,8 @@ class RuleOptimizer(Optimizer):
         if "groups" not in vars(self):
             return ()
         # A class sets what it takes besides after `__init__` of this one.
-        return (
-            GIVEN_ONCE
-            | STAGE_OPTIONS.keys()
-            | (vars(self).keys() & inspect.signature(type(self)).parameters.keys())
-        )
+        of_class = vars(self).keys() & inspect.signature(type(self)).parameters.keys()
+        return {"use_locking", "on_nonfinite", *options(), *of_class}
 
     def _changes(self) -> Changes:
         return [each.changed for each in (self.hyperparameters, *self.groups)]
@@ -677,7 +631,12 @@ class RuleOptimizer(Optimizer):
     def _checked_updates(self, request: StepRequest) -> Updates:
         if not self._overrides_apply_hook():
             return RuleUpdates(self, request)
-        refuse_options(self)
+        for name, option in self._given_options.items():
+            if option.by_hooks:
+                raise NotImplementedError(
+                    f"{type(self).__name__} overrides a hook that updates one variable at a time, "
+                    f"{option.by_hooks}: leave {name} out"
+                )
         updates = HookUpdates(self, request)
         self._check_groups(updates.variables())
         return updates
@@ -729,6 +688,11 @@ class RuleOptimizer(Optimizer):
     def _overrides_apply_hook(self) -> bool:
         """Whether a subclass overrides a hook that gets one variable: then nothing is batched."""
         return self._has_own_hooks or not vars(self).keys().isdisjoint(_APPLY_HOOKS)
+
+
+RuleOptimizer.__doc__ = Documented(  # type: ignore[assignment]
+    RuleOptimizer.__doc__, all_of=options
+)
 
 
 def _norm_of(clips: GradientClips | None, group: int) -> Any:

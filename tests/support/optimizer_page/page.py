@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import gpuopt
 import gpuopt.wrappers
 from gpuopt import Optimizer
 from gpuopt.optimizers.base import RuleOptimizer
+from gpuopt.optimizers.base.arguments import Additions, options
+from gpuopt.optimizers.base.declared import Declared
 from gpuopt.wrappers.periodic import PeriodicWrapper
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -36,7 +39,7 @@ def page(command: str) -> str:
             *(row(case, ", ".join(map(link_to, names)), why) for case, names, why in prose.GUIDE),
             prose.ALL,
             *map(in_one_row, optimizers),
-            prose.COMMON,
+            prose.COMMON.format(options=options_of_all()),
             prose.GALLERY.format(**steps),
             prose.FORMS,
             *map(family, forms.FAMILIES),
@@ -70,6 +73,21 @@ def in_one_row(optimizer: type[RuleOptimizer]) -> str:
     found = measure(optimizer, {})
     summary = exports.docstring(optimizer).summary
     return row(link, summary, state(optimizer), reach(found))
+
+
+def options_of_all() -> str:
+    """Describes the options of all optimizers in a list."""
+    given = options().items()
+    return "\n".join(item_of(*each) for each in given if each[0] in Additions.__annotations__)
+
+
+def item_of(name: str, declared: Declared) -> str:
+    assert declared.option is not None
+    guide = f" [Guide]({prose.GUIDES[name]})." if name in prose.GUIDES else ""
+    text = f"- `{name}`, by default `{declared.option.default!r}`: {declared.meaning}{guide}"
+    return textwrap.fill(
+        text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def state(optimizer: type[RuleOptimizer]) -> str:

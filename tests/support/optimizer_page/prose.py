@@ -112,19 +112,25 @@ COMMON = """
 Instead of a number, you can pass a function without arguments, which each step calls once; only
 initial values must be numbers. In addition to its own arguments, every optimizer takes:
 
-| argument | for |
-|---|---|
-| `use_locking`, `name` | as in TensorFlow: see `Optimizer` |
-| `groups` | [other hyperparameters for some variables](guides/parameter_groups.md) |
-| `clip_norm`, `clip_value`, `clip_form` | [clips](guides/schedules_and_clipping.md#in-the-step) |
-| `on_nonfinite` | [NaN and infinity](guides/schedules_and_clipping.md#nan-and-infinity) |
-| `averages` | [moving averages](guides/averages.md) of the weights |
-| `gradient_dtype` | [gradients of other floats](common_mistakes.md#gradients-of-another-dtype) |
-| `masters`, `slot_dtype`, `stochastic_rounding` | [mixed precision](guides/mixed_precision.md) |
-| `slot_bits`, `slot_form` | [slots in 8 bits](guides/slots_in_8_bits.md) |
+- `use_locking`, `name` and `on_nonfinite`: see [`Optimizer`](reference/optimizers.md), and
+  [NaN and infinity](guides/schedules_and_clipping.md#nan-and-infinity).
+{options}
 
 Slots are the arrays that an optimizer keeps for each variable.
 """
+
+# Where an option of all optimizers is explained.
+GUIDES = {
+    "groups": "guides/parameter_groups.md",
+    "clip_norm": "guides/schedules_and_clipping.md#in-the-step",
+    "slot_bits": "guides/slots_in_8_bits.md",
+    "slot_form": "guides/slots_in_8_bits.md",
+    "slot_dtype": "guides/mixed_precision.md",
+    "masters": "guides/mixed_precision.md",
+    "stochastic_rounding": "guides/mixed_precision.md",
+    "averages": "guides/averages.md",
+    "gradient_dtype": "common_mistakes.md#gradients-of-another-dtype",
+}
 
 GALLERY = """
 ## Gallery
