@@ -249,7 +249,8 @@ def _decode(
         blocks = " or ".join(f"of {block} by the map {name!r}" for block, name in known)
         raise ValueError(
             f"the saved slots are of {found[0]!r} bits, in blocks of {found[1]!r} by the map "
-            f"{found[2]!r}; this version of gpuopt reads those of 8 bits, in blocks {blocks}"
+            f"{found[2]!r}; known codecs are of 8 bits, in blocks {blocks}. A codec of your own is "
+            "to be known before a state is loaded; one of gpuopt's is of a later version"
         )
     ours = {name: each.name for name, each in here.coded.items()}
     others = [name for name in theirs if ours.get(name) != theirs[name]]
