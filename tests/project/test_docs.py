@@ -131,15 +131,16 @@ def test_examples_of_a_page_run_in_order(page: Path, given: list[str]) -> None:
     names.clear()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_python_on_a_page_is_in_blocks_that_are_run(page: Path) -> None:
-    hidden = [block for block in indented_blocks(page) if is_python(block)]
-    assert not hidden, "fence it as python"
-    # Generated C++ is compiled by other tests.
-    known = ("python", "text", *(["cpp"] if page in tables.pages() else []))
-    fenced = FENCED.findall(page.read_text())
-    others = {kind for indent, kind in fenced if indent or kind not in known}
-    assert not others or name_of(page) in RUN_BY, f"run the blocks of {others}"
+def test_python_on_a_page_is_in_blocks_that_are_run(subtests: pytest.Subtests) -> None:
+    for page in PAGES:
+        with subtests.test(name_of(page)):
+            hidden = [block for block in indented_blocks(page) if is_python(block)]
+            assert not hidden, "fence it as python"
+            # Generated C++ is compiled by other tests.
+            known = ("python", "text", *(["cpp"] if page in tables.pages() else []))
+            fenced = FENCED.findall(page.read_text())
+            others = {kind for indent, kind in fenced if indent or kind not in known}
+            assert not others or name_of(page) in RUN_BY, f"run the blocks of {others}"
 
 
 def test_indented_python_is_told_from_other_lines(tmp_path: Path) -> None:
@@ -175,33 +176,39 @@ def test_every_outcome_has_its_guide() -> None:
     assert set(OUTCOMES) <= {page.name for page in PAGES}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
-    for file, anchor in links(page):
-        target = page.parent / file if file else page
-        assert target.exists(), file
-        assert not anchor or anchor in anchors(target), f"{file}#{anchor}"
+def test_links_lead_to_a_file_and_a_heading(subtests: pytest.Subtests) -> None:
+    for page in PAGES:
+        with subtests.test(name_of(page)):
+            for file, anchor in links(page):
+                target = page.parent / file if file else page
+                assert target.exists(), file
+                assert not anchor or anchor in anchors(target), f"{file}#{anchor}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_to_other_sites_are_well_formed(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)]*://[^)]*)\)", page.read_text()):
-        assert re.fullmatch(r"https://[\w.-]+\.[a-z]{2,}(/[\w./%~#?=&+-]*)?", target), target
+def test_links_to_other_sites_are_well_formed(subtests: pytest.Subtests) -> None:
+    for page in PAGES:
+        with subtests.test(name_of(page)):
+            for target in re.findall(r"\]\(([^)]*://[^)]*)\)", page.read_text()):
+                assert re.fullmatch(r"https://[\w.-]+\.[a-z]{2,}(/[\w./%~#?=&+-]*)?", target), (
+                    target
+                )
 
 
-@pytest.mark.parametrize("page", [each for each in PAGES if each.parent != DECISIONS], ids=name_of)
-def test_pages_say_the_same_of_runs_on_gpus(page: Path) -> None:
-    text = " ".join(page.read_text().split())
-    status = (DOCS / "on_a_gpu.md").read_text().partition("## Status")[2]
-    sentence = " ".join(re.findall(r"\*\*(.*?)\*\*", status, re.DOTALL)[0].split())
-    claims = re.findall(r"(?:not|never)(?: been)? run on a GPU|No GPU has been", text)
-    assert not claims or sentence in text, f"say: {sentence}"
+def test_pages_say_the_same_of_runs_on_gpus(subtests: pytest.Subtests) -> None:
+    for page in [each for each in PAGES if each.parent != DECISIONS]:
+        with subtests.test(name_of(page)):
+            text = " ".join(page.read_text().split())
+            status = (DOCS / "on_a_gpu.md").read_text().partition("## Status")[2]
+            sentence = " ".join(re.findall(r"\*\*(.*?)\*\*", status, re.DOTALL)[0].split())
+            claims = re.findall(r"(?:not|never)(?: been)? run on a GPU|No GPU has been", text)
+            assert not claims or sentence in text, f"say: {sentence}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_devices_on_a_page_are_written_as_gpuopt_reads_them(page: Path) -> None:
-    for device in re.findall(r'"((?:cpu|gpu|cuda)(?::\d+)?)"', page.read_text()):
-        Device.parse(device)
+def test_devices_on_a_page_are_written_as_gpuopt_reads_them(subtests: pytest.Subtests) -> None:
+    for page in PAGES:
+        with subtests.test(name_of(page)):
+            for device in re.findall(r'"((?:cpu|gpu|cuda)(?::\d+)?)"', page.read_text()):
+                Device.parse(device)
 
 
 @pytest.mark.thinc
@@ -267,10 +274,11 @@ def test_the_page_for_those_who_come_from_torch_names_optimizers_that_are_there(
     assert set(named) <= set(gpuopt.__all__)
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=name_of)
-def test_links_of_the_site_stay_on_the_site(page: Path) -> None:
-    for file, _ in links(page):
-        assert (page.parent / file).resolve().is_relative_to(DOCS), file
+def test_links_of_the_site_stay_on_the_site(subtests: pytest.Subtests) -> None:
+    for page in sorted(DOCS.rglob("*.md")):
+        with subtests.test(name_of(page)):
+            for file, _ in links(page):
+                assert (page.parent / file).resolve().is_relative_to(DOCS), file
 
 
 def test_every_page_is_in_the_navigation_or_in_the_index_of_decisions() -> None:
@@ -322,9 +330,12 @@ def files_in_the_architecture() -> list[str]:
     return sorted({*named, *re.findall(r"[\w/]+\.py", picture)})
 
 
-@pytest.mark.parametrize("path", files_in_the_architecture())
-def test_a_file_named_in_the_architecture_exists(path: str) -> None:
-    assert any((folder / path).exists() for folder in (ROOT, ROOT / "gpuopt", ROOT / "kernels"))
+def test_a_file_named_in_the_architecture_exists(subtests: pytest.Subtests) -> None:
+    for path in files_in_the_architecture():
+        with subtests.test(path):
+            assert any(
+                (folder / path).exists() for folder in (ROOT, ROOT / "gpuopt", ROOT / "kernels")
+            )
 
 
 def test_the_architecture_shows_the_layers_that_the_linter_checks() -> None:
@@ -339,10 +350,13 @@ def test_the_architecture_shows_the_layers_that_the_linter_checks() -> None:
     assert shown == [set(re.findall(r"gpuopt\.(\w+)", layer)) for layer in layers]
 
 
-@pytest.mark.parametrize("page", tables.pages(), ids=name_of)
-def test_tables_of_optimizers_are_those_of_the_exports(page: Path) -> None:
-    is_up_to_date = page.read_text() == tables.pages()[page]()
-    assert is_up_to_date, f"{page.name} is not what the exports say now: run {tables.COMMAND}"
+def test_tables_of_optimizers_are_those_of_the_exports(subtests: pytest.Subtests) -> None:
+    for page in tables.pages():
+        with subtests.test(name_of(page)):
+            is_up_to_date = page.read_text() == tables.pages()[page]()
+            assert is_up_to_date, (
+                f"{page.name} is not what the exports say now: run {tables.COMMAND}"
+            )
 
 
 def test_the_sample_program_is_what_a_kernel_of_adam_is_compiled_with() -> None:
