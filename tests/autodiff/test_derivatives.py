@@ -74,32 +74,35 @@ def test_every_function_with_a_derivative_is_checked() -> None:
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("name", CASES)
-def test_every_argument_is_honoured_or_refused(name: str) -> None:
-    honoured = set().union(*(named_arguments(name, call) for call in CASES[name]))
-    refused = set(REFUSED.get(name, ())) | set(REFUSED_OF_UFUNCS if is_ufunc(name) else ())
-    listed = honoured | refused
-    keywords = [n for n, p in parameters(find(name)).items() if p.kind is p.VAR_KEYWORD]
-    assert set(parameters(find(name))) - listed - set(keywords) == set()
+def test_every_argument_is_honoured_or_refused(subtests: pytest.Subtests) -> None:
+    for name in CASES:
+        with subtests.test(name):
+            honoured = set().union(*(named_arguments(name, call) for call in CASES[name]))
+            refused = set(REFUSED.get(name, ())) | set(REFUSED_OF_UFUNCS if is_ufunc(name) else ())
+            listed = honoured | refused
+            keywords = [n for n, p in parameters(find(name)).items() if p.kind is p.VAR_KEYWORD]
+            assert set(parameters(find(name))) - listed - set(keywords) == set()
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("name", CASES)
-def test_cupy_has_no_other_arguments(name: str) -> None:
+def test_cupy_has_no_other_arguments(subtests: pytest.Subtests) -> None:
     """What cupy's function takes reaches it through numpy's, which knows the names."""
     cupy = fake_cupy._cupy()
     if cupy is None:
         pytest.skip("needs CuPy, as a package alone")
-    try:
-        in_cupy = list(parameters(functools.reduce(getattr, name.split("."), cupy)).values())
-    except (AttributeError, ValueError):  # cupy has no such function, or it is a ufunc
-        return
-    options = {p.name for p in in_cupy if p.default is not p.empty}
-    assert options <= set(parameters(find(name)))
+    for name in CASES:
+        with subtests.test(name):
+            try:
+                function = functools.reduce(getattr, name.split("."), cupy)
+                in_cupy = list(parameters(function).values())
+            except (AttributeError, ValueError):  # cupy has no such function, or it is a ufunc
+                continue
+            options = {p.name for p in in_cupy if p.default is not p.empty}
+            assert options <= set(parameters(find(name)))
 
 
 REFUSALS = [
-    pytest.param(name, argument, value, id=f"{name}-{argument}")
+    (name, argument, value)
     for name in CASES
     for argument, value in {
         **(REFUSED_OF_UFUNCS if is_ufunc(name) else {}),
@@ -110,17 +113,18 @@ REFUSALS = [
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize(("name", "argument", "value"), REFUSALS)
-def test_what_is_not_honoured_is_refused_by_name(name: str, argument: str, value: Any) -> None:
-    problem = Problem(name, CASES[name][0])
-    call = Call(problem.call.args, {**problem.call.options, argument: value})
-    if name == "linalg.svd":
-        call = Call((derivative_cases.real(3, 2),), {argument: value})
-    with pytest.raises(NotImplementedError) as raised:
-        Problem(name, call).gradients()
-    assert f"numpy.{name} " in str(raised.value)
-    assert argument in str(raised.value)
-    assert ";" in str(raised.value)  # what to do instead
+def test_what_is_not_honoured_is_refused_by_name(subtests: pytest.Subtests) -> None:
+    for name, argument, value in REFUSALS:
+        with subtests.test(f"{name}-{argument}"):
+            problem = Problem(name, CASES[name][0])
+            call = Call(problem.call.args, {**problem.call.options, argument: value})
+            if name == "linalg.svd":
+                call = Call((derivative_cases.real(3, 2),), {argument: value})
+            with pytest.raises(NotImplementedError) as raised:
+                Problem(name, call).gradients()
+            assert f"numpy.{name} " in str(raised.value)
+            assert argument in str(raised.value)
+            assert ";" in str(raised.value)  # what to do instead
 
 
 @pytest.mark.parametrize(
