@@ -365,7 +365,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
 
         Args:
             request: The step.
-            **own: Arguments that the `apply_gradients` of a subclass has beside those of this one.
+            **own: Arguments that the `apply_gradients` of a subclass has, and this one has not.
         """
         context = replicas.context
         if context.strategy is not None and not request.skips_aggregation:
@@ -538,8 +538,8 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
 
         Among them are those of accumulated gradients, while a variable has one.
         """
-        beside = self.state.beside
-        passing = () if beside is None else beside.slot_names
+        of_wrapper = self.state.wrapper_state
+        passing = () if of_wrapper is None else of_wrapper.slot_names
         names = self.state.slot_names()
         return sorted(name for name in names if name not in passing or self.state.table(name))
 
@@ -628,12 +628,12 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         """Whether `_finish` changes nothing but host scalars."""
         return False
 
-    def _saved_beside(self) -> Mapping[str, Variable]:
+    def _extra_saved_variables(self) -> Mapping[str, Variable]:
         """Returns variables that a `Saver` of this optimizer saves with its state, by name."""
         return {}
 
     def _describe_state(self) -> Description:
-        beside = self.state.beside
+        of_wrapper = self.state.wrapper_state
         return Description(
             type(self).__name__,
             self.get_name(),
@@ -644,10 +644,10 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             [
                 *self._non_slot_names_of_groups(),
                 *(each.counter for each in self.stage_options),
-                *(beside.others if beside else ()),
+                *(of_wrapper.others if of_wrapper else ()),
             ],
             self._lists_all_state(),
-            {**self._state_ranges(), **(beside.others if beside else {})},
+            {**self._state_ranges(), **(of_wrapper.others if of_wrapper else {})},
             self._op_name,
             self._non_slots_left_out(),
             self.slot_codecs,
@@ -655,9 +655,9 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
 
     def _op_name(self, slot_name: str) -> str:
         """Returns the second part of a slot variable's name, also of what a wrapper keeps."""
-        beside = self.state.beside
-        is_beside = beside is not None and slot_name in beside.slot_names
-        return slot_name if is_beside else self._slot_op_name(slot_name)
+        of_wrapper = self.state.wrapper_state
+        is_of_wrapper = of_wrapper is not None and slot_name in of_wrapper.slot_names
+        return slot_name if is_of_wrapper else self._slot_op_name(slot_name)
 
     def _non_slots_left_out(self) -> Sequence[str]:
         """Returns the names of other variables that are left out of a state that has them."""

@@ -223,11 +223,11 @@ def _arrays(
     own = variable.dtype
     rows = [("gradient", own, "plain" if own == real else "converted as it is read")]
     target, _, codecs = target_of(optimizer, variable)
-    if target.beside is None:
+    if target.companion is None:
         rows.append(("variable", own, how(own)))
     elif isinstance(codecs.var, Split):
         rows.append(("variable", own, f"the upper half of a {real}, rounded half up"))
-        rows.append((MASTER, target.beside.dtype, "its lower half"))
+        rows.append((MASTER, target.companion.dtype, "its lower half"))
     else:
         rows.append((MASTER, target.var.dtype, how(target.var.dtype)))
         rows.append(("variable", own, f"a copy of {MASTER}, rounded to nearest"))

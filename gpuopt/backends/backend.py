@@ -43,20 +43,20 @@ class Target(NamedTuple):
         slots: In the rule's order; each of var's shape, or of `row_shape` if it is one of the
             rule's row slots. Where they are in 8 bits, the codes of each, and then the scales of
             each: see `CodedValues`.
-        beside: The second array that stores the variable, if its codec has two.
+        companion: The second array that stores the variable, if its codec has two.
         first_number: The number of the variable's first element, for stages of the gradient: so
             the elements of two variables can have different numbers.
     """
 
     var: Array
     slots: Sequence[Array]
-    beside: Array | None = None
+    companion: Array | None = None
     first_number: int = 0
 
     @property
     def arrays(self) -> list[Array]:
         """All arrays, in this order."""
-        return [self.var, *self.slots, *([] if self.beside is None else [self.beside])]
+        return [self.var, *self.slots, *([] if self.companion is None else [self.companion])]
 
 
 class SparseUpdate(NamedTuple):

@@ -361,13 +361,13 @@ class Saver:
         """The variables by their names in the checkpoint, without those that optimizers own."""
         if self._variables is not None:
             listed = {variable.identity for variable in self._variables.values()}
-            beside = {
+            extra = {
                 name: variable
                 for optimizer in self._chosen_optimizers or ()
-                for name, variable in optimizer._saved_beside().items()
+                for name, variable in optimizer._extra_saved_variables().items()
                 if variable.identity not in listed
             }
-            return {**beside, **self._variables}
+            return {**extra, **self._variables}
         owned = {
             variable.identity
             for optimizer in self._optimizers()

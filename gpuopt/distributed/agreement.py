@@ -143,10 +143,10 @@ def _digest_values(
         for (slot_name, variable_name), value in list(state.waiting_slots.items()):
             if variable_name == copy.name:
                 values[f'slot "{slot_name}" of "{name}"'] = value
-        beside = state.beside
+        of_wrapper = state.wrapper_state
         for slot_name in state.slot_names():
             slot = state.slot(copy, slot_name)
-            if beside is not None and beside.is_stale(slot_name, copy.identity):
+            if of_wrapper is not None and of_wrapper.is_stale(slot_name, copy.identity):
                 continue  # it has no part in any run
             if slot is not None:
                 values[f'slot "{slot_name}" of "{name}"'] = slot

@@ -124,7 +124,7 @@ class SharedVariables:
         communicator: Communicator,
         global_step: Variable,
         settings: Mapping[str, object],
-        beside: Mapping[str, Variable],
+        more_variables: Mapping[str, Variable],
         what: str,
     ) -> None:
         """Compares what all ranks bring; all of them do this.
@@ -133,7 +133,8 @@ class SharedVariables:
             communicator: This rank's end of the group.
             global_step: The variable that counts steps.
             settings: What else must be the same on all ranks, by name.
-            beside: More variables, by names that are the same on all ranks, as theirs need not be.
+            more_variables: Other variables, by names that are the same on all ranks; their own
+                names need not be.
             what: What they are compared for, for error messages.
 
         Raises:
@@ -141,14 +142,14 @@ class SharedVariables:
         """
         self._global_step = global_step
         trainable = sorted(trainable_variables(), key=lambda variable: variable.name)
-        self._variables = [*trainable, *beside.values()]
+        self._variables = [*trainable, *more_variables.values()]
         self._places: dict[Identity, int] = {
             variable.identity: place for place, variable in enumerate(self._variables)
         }
         mine = {name: _say_setting(value) for name, value in settings.items()}
         mine["the type of global_step"] = str(global_step.dtype)
         named = {f'trainable variable "{variable.name}"': variable for variable in trainable}
-        for name, variable in {**named, **beside}.items():
+        for name, variable in {**named, **more_variables}.items():
             mine[name] = f"{variable.dtype}{list(variable.shape)}"
         of_ranks = communicator.all_gather(mine, what)
         refuse_differences(of_ranks)

@@ -35,7 +35,7 @@ class StaleGradientCoordinator(Coordinator):
                 `push`; applies them, or drops them and returns False. Pushes of several threads
                 call it at a time.
             global_step: A scalar integer variable.
-            counters: Variables that change with pushes, beside those that are trained.
+            counters: Variables that change with pushes and are not trained.
             total_num_replicas: How many workers there are.
             timeout_s: How long `close` waits for updates, in seconds.
         """

@@ -224,7 +224,7 @@ class SyncReplicasOptimizer(WorkersOptimizer):
                 self.start, global_step, num_tokens, token_policy=token_policy, timeout_s=timeout_s
             ),
             same=same,
-            beside={},
+            more_variables={},
             timeout_s=timeout_s,
             group=group,
             stop=stop,

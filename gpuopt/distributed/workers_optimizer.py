@@ -94,7 +94,7 @@ class WorkersOptimizer(OptimizerWrapper):
         check: Callable[[], object],
         open_coordinator: Callable[[], Coordinator],
         same: Mapping[str, object],
-        beside: Mapping[str, Variable],
+        more_variables: Mapping[str, Variable],
         timeout_s: float,
         group: RankGroup | None,
         stop: StopRequest | None,
@@ -109,8 +109,8 @@ class WorkersOptimizer(OptimizerWrapper):
             open_coordinator: Makes the coordinator, and keeps it in `_coordinator`; not called in
                 processes of workers.
             same: What else must be the same in all processes, by name.
-            beside: Variables that follow the chief's beside those that are trainable, by names of
-                their own.
+            more_variables: Variables that follow the chief's, too, and are not trainable, by names
+                of their own.
             timeout_s: How long a worker waits for its token, in seconds.
             group: The processes; by default each worker is a thread of this one.
             stop: Ends the training when a signal comes.
@@ -130,7 +130,7 @@ class WorkersOptimizer(OptimizerWrapper):
                 )
             step = checked_global_step(global_step)
             shared = SharedVariables(
-                communicator, step, same, beside, f"the start of {type(self).__name__}.run"
+                communicator, step, same, more_variables, f"the start of {type(self).__name__}.run"
             )
             if communicator.size != num_workers + 1:
                 raise ValueError(

@@ -172,8 +172,8 @@ class OptimizerWrapper(Optimizer):
         """Asks the optimizer inside; see `Optimizer.load_state_dict`."""
         self._inner.load_state_dict(state, variables)
 
-    def _saved_beside(self) -> Mapping[str, Variable]:
-        return self._inner._saved_beside()
+    def _extra_saved_variables(self) -> Mapping[str, Variable]:
+        return self._inner._extra_saved_variables()
 
     def _names_to_set(self) -> Collection[str]:
         return () if "_optimizer" not in vars(self) else self._inner._names_to_set()

@@ -82,12 +82,12 @@ class CopiedByConstructor:
         with between_writes(f'copying optimizer "{optimizer.get_name()}"'):
             variables = owners_of_slots(optimizer.state)
             state: OptimizerState = optimizer.state_dict(found_again(variables))
-        beside = optimizer.state.beside
-        if beside is not None:
+        of_wrapper = optimizer.state.wrapper_state
+        if of_wrapper is not None:
             # A wrapper's, which is copied with that alone.
-            for name in beside.slot_names:
+            for name in of_wrapper.slot_names:
                 state["slots"].pop(name, None)
-            for name in beside.others:
+            for name in of_wrapper.others:
                 state["non_slots"].pop(name, None)
         return type(self), self._arguments, self._changes(), state, variables
 

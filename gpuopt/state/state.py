@@ -83,7 +83,7 @@ class Description(NamedTuple):
     slot_codecs: SlotCodecs
 
 
-class Beside(Protocol):
+class WrapperState(Protocol):
     """What a wrapper keeps in the state of the optimizer inside it.
 
     A state may be loaded that has none of it, and one that has it is refused where no wrapper keeps
@@ -199,7 +199,7 @@ class State:
         names_of_paths: The names of arrays by their paths. Slots restored for a path wait for the
             name, which has a suffix if another live array has the same path.
         waiting_others: Restored values of the optimizer's other variables that are not made yet.
-        beside: What a wrapper keeps here besides, or None.
+        wrapper_state: What a wrapper keeps here, too, or None.
         rivals: By a variable's name in the checkpoint: the states of the other optimizers in which
             the same restored slots wait. The first of them to update the variable takes these.
         contested: The same for variables that exist, by their identities.
@@ -225,7 +225,7 @@ class State:
             WeakKeyDictionary()
         )
         self.loaded: WeakValueDictionary[str, Identity] = WeakValueDictionary()
-        self.beside: Beside | None = None
+        self.wrapper_state: WrapperState | None = None
         self.unfinished: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
         self._describe = WeakMethod(describe)
         self.version = Version()
@@ -403,7 +403,7 @@ class State:
             others, waiting_slots = dict(self._others), dict(self.waiting_slots)
             waiting_others, lost = dict(self.waiting_others), self._lost
             names_of_paths = dict(self.names_of_paths)
-            restored_elsewhere, beside = self.restored_elsewhere, self.beside
+            restored_elsewhere, of_wrapper = self.restored_elsewhere, self.wrapper_state
             rivals, contested, loaded = self.rivals, dict(self.contested), dict(self.loaded)
 
         def put_back() -> None:
@@ -420,8 +420,8 @@ class State:
                 self.version.number += 1
 
         undo.on_error("an optimizer's state", put_back)
-        if beside is not None:
-            beside.keep(undo)
+        if of_wrapper is not None:
+            of_wrapper.keep(undo)
 
     def collect_created(self, create: Callable[[], None]) -> list[Created]:
         """Calls `create`, and returns what it has made.
@@ -600,9 +600,9 @@ class State:
         return [(each, each._known.item()) for each in others if type(each) is HostScalar]
 
     def scalars_of_steps(self) -> list[HostScalar]:
-        """Lists the scalars that steps change on the host: not what a wrapper keeps beside them."""
-        beside = () if self.beside is None else self.beside.others
-        others = [other for name, other in self.others().items() if name not in beside]
+        """Lists the scalars that steps change on the host: not those that a wrapper keeps."""
+        of_wrapper = () if self.wrapper_state is None else self.wrapper_state.others
+        others = [other for name, other in self.others().items() if name not in of_wrapper]
         return [other for other in others if isinstance(other, HostScalar)]
 
     def drop_slots(self, slot_name: str) -> None:
@@ -657,13 +657,13 @@ def new_slot_variable(
     dtype: Any = None,
     kind: type[Variable] = Variable,
 ) -> Variable:
-    """Makes an untrainable variable beside `variable`, named `<variable>/<op_name>`.
+    """Makes an untrainable variable for another one, named `<variable>/<op_name>`.
 
     Args:
-        variable: What it is beside, and on whose device.
+        variable: The other one, on whose device it is.
         op_name: The second part of its name.
         value: What it starts with: a number, or an array of its shape.
-        new_rows: See `Variable.belongs_to`.
+        new_rows: See `Variable.set_owner`.
         shape: The variable's, if not given.
         dtype: Likewise.
         kind: Its class.
@@ -680,6 +680,6 @@ def new_slot_variable(
     )
     slot = kind(storage, name=f"{variable.name}/{op_name}", trainable=False, copy=False)
     slot.owns_memory = True
-    slot.belongs_to(variable, new_rows)
+    slot.set_owner(variable, new_rows)
     backend_for(variable.device).record_creation(slot.identity)
     return slot

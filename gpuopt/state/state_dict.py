@@ -77,8 +77,8 @@ def read_state(
         RuntimeError: a step was not finished.
     """
     state.settle_expected()
-    beside = state.beside
-    with state.lock, nullcontext() if beside is None else beside.lay_out():
+    of_wrapper = state.wrapper_state
+    with state.lock, nullcontext() if of_wrapper is None else of_wrapper.lay_out():
         # Kept, so that other threads cannot drop a variable meanwhile.
         named = _named(state, variables, by_path)
         with_slots = [variable for variable in named.values() if state.slots_of(variable)]
@@ -89,7 +89,7 @@ def read_state(
         for slot_name in _in_order(state, state.slot_names()):
             by_variable = slots.setdefault(slot_name, {})
             for identity, slot in state.table(slot_name).items():
-                if beside is not None and beside.is_stale(slot_name, identity):
+                if of_wrapper is not None and of_wrapper.is_stale(slot_name, identity):
                     continue
                 if identity in names:
                     by_variable[names[identity]] = read(slot)
@@ -196,8 +196,8 @@ def load_state(
         names = {name for by_variable in saved["slots"].values() for name in by_variable}
         found = {name: named[name].identity for name in names & named.keys()}
         state.loaded = WeakValueDictionary(found)
-        if state.beside is not None:
-            state.beside.forget_all()
+        if state.wrapper_state is not None:
+            state.wrapper_state.forget_all()
         if _is_of_no_step(state, saved, named):
             _go_back_before_all_steps(state, named, undo)
         for slot_name in _in_order(state, saved["slots"]):
@@ -322,12 +322,12 @@ def _check_slots(
 ) -> None:
     optimizer = state.describe()
     known = optimizer.slot_names or []
-    beside = () if state.beside is None else state.beside.slot_names
+    of_wrapper = _slots_of_wrapper(state)
     models: dict[str, Array] = {}
     # Slots of rows last: their shape follows from the others'.
     names = sorted(saved["slots"], key=optimizer.row_slots.__contains__)
     for slot_name, by_variable in ((each, saved["slots"][each]) for each in names):
-        if slot_name in beside:
+        if slot_name in of_wrapper:
             continue
         is_ours = slot_name in known or (slot_name == MASTER and optimizer.slot_codecs.masters)
         if not is_ours and optimizer.lists_all and by_variable:
@@ -346,15 +346,15 @@ def _check_slots(
                 if model is not array:
                     shape, dtype = _expected(optimizer, slot_name, shape, dtype, array)
                 check_fits(array, what, shape, dtype)
-    _check_beside(state, saved, variables)
+    _check_wrapper_state(state, saved, variables)
     for (slot_name, name), value in state.waiting_slots.items():
-        is_replaced = name in saved["slots"].get(slot_name, ()) or slot_name in beside
+        is_replaced = name in saved["slots"].get(slot_name, ()) or slot_name in of_wrapper
         if name in variables and not is_replaced:
             _check_slot(state, variables[name], slot_name, name, value, slot_name in known)
     has_slots = {
         name
         for slot_name, by_variable in saved["slots"].items()
-        if slot_name not in beside
+        if slot_name not in of_wrapper
         for name in by_variable
     }
     if _is_of_no_step(state, saved, variables):
@@ -364,7 +364,7 @@ def _check_slots(
             slot_name
             for slot_name in state.slot_names()
             if name in variables and state.slot(variables[name], slot_name) is not None
-        }.difference(beside)
+        }.difference(of_wrapper)
         if not there.issuperset(known):  # half made: no state has them
             there.difference_update(known)
         for slot_name in dict.fromkeys([*known, *state.slot_names()]):
@@ -401,9 +401,9 @@ def _go_back_before_all_steps(state: State, variables: Mapping[str, Variable], u
 
 
 def _own_slot_names(state: State) -> list[str]:
-    """Lists the names of the slots but for what a wrapper keeps besides."""
-    beside = () if state.beside is None else state.beside.slot_names
-    return [name for name in state.slot_names() if name not in beside]
+    """Lists the names of the slots without those that a wrapper keeps."""
+    of_wrapper = _slots_of_wrapper(state)
+    return [name for name in state.slot_names() if name not in of_wrapper]
 
 
 def _own_others(state: State) -> set[str]:
@@ -411,19 +411,25 @@ def _own_others(state: State) -> set[str]:
     return set(state.describe().other_names).difference(loss_scales.NAMES)
 
 
-def _check_beside(state: State, saved: OptimizerState, variables: Mapping[str, Variable]) -> None:
+def _slots_of_wrapper(state: State) -> Sequence[str]:
+    return () if state.wrapper_state is None else state.wrapper_state.slot_names
+
+
+def _check_wrapper_state(
+    state: State, saved: OptimizerState, variables: Mapping[str, Variable]
+) -> None:
     """Raises TypeError or ValueError unless what a wrapper has kept fits the variables."""
-    if state.beside is None:
+    if state.wrapper_state is None:
         return
     arrays: dict[str, dict[str, Array]] = {}
-    for slot_name in state.beside.slot_names:
+    for slot_name in state.wrapper_state.slot_names:
         for name, value in saved["slots"].get(slot_name, {}).items():
             array = _checked_numbers(value, f'slot "{slot_name}" of "{name}"', None)
             arrays.setdefault(name, {})[slot_name] = array
     for name, slots in arrays.items():
         if name in variables:
             require_known_owner(variables[name])
-            state.beside.check(slots, variables[name], name)
+            state.wrapper_state.check(slots, variables[name], name)
 
 
 def _check_others(
@@ -448,9 +454,11 @@ def _check_others(
         elif allowed is not None:
             check_fits(array, f'"{name}"', (), np.dtype(allowed.dtype))
     needed = set(state.others()).difference(optimizer.names_of_groups)
-    beside = () if state.beside is None else state.beside.slot_names
+    of_wrapper = _slots_of_wrapper(state)
     if [
-        slot_name for slot_name, each in saved["slots"].items() if each and slot_name not in beside
+        slot_name
+        for slot_name, each in saved["slots"].items()
+        if each and slot_name not in of_wrapper
     ]:
         needed |= set(optimizer.other_names)
     if _is_of_no_step(state, saved, variables):
@@ -464,7 +472,7 @@ def _is_left_out(name: str, value: Any, state: State, optimizer: Description) ->
     is_of_a_loss_scale = name in loss_scales.NAMES and optimizer.lists_all
     if is_of_a_loss_scale and name not in optimizer.other_names and state.other(name) is None:
         return True
-    is_idle = state.beside is None and optimizer.lists_all and says_nothing(name, value)
+    is_idle = state.wrapper_state is None and optimizer.lists_all and says_nothing(name, value)
     return is_idle or name in optimizer.names_left_out or _is_of_another_grouping(name, optimizer)
 
 

@@ -59,7 +59,7 @@ def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[I
     identities.append(master.identity)
     kept = paired(optimizer.state, variable, master)
     if isinstance(kept, SplitPair):
-        target = target._replace(beside=kept.remainder)
+        target = target._replace(companion=kept.remainder)
         return target, identities, Codecs(stored[MASTER], codecs.slots)
     target = Target(master.unread_storage, arrays, variable.unread_storage, first)
     return target, identities, Codecs(MasterAndCopy(variable.dtype), codecs.slots)

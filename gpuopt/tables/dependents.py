@@ -94,7 +94,7 @@ def table_of(variable: Variable) -> Table:
                 known = slot.new_rows if new_rows is None else new_rows
                 dependents.append(Dependent(slot, known, what))
     for each in global_variables():
-        if each.is_beside(variable) and each not in slots:
+        if each.is_owned_by(variable) and each not in slots:
             what = f'"{each.name}"'
             if _has_rows(each, variable, what):
                 dependents.append(Dependent(each, each.new_rows, what))

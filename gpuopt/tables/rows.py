@@ -77,7 +77,7 @@ class Rows:
                     f"rows come and go in a gpuopt.Variable, got {describe(each)}: make one of "
                     "an array, by gpuopt.Variable(array)"
                 )
-            if each.is_beside_another:
+            if each.has_owner:
                 raise ValueError(
                     f'"{each.name}" is a slot or an average: its rows come and go with those of '
                     "its variable"

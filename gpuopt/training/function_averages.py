@@ -103,7 +103,7 @@ class FunctionAverages:
                 biased = new_slot_variable(average, "biased", 0, 0.0)
                 none = compute_type(value.dtype)(0)
                 local_step = HostScalar(none, f"{average.name}/local_step", average.device)
-                local_step.belongs_to(average, None)
+                local_step.set_owner(average, None)
             average.is_average = biased.is_average = True
             found = FunctionAverage(average, biased, local_step)
             self._kind(expression)[expression] = found

@@ -70,9 +70,9 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
     __slots__ = (
         "__weakref__",
         "_array",
-        "_beside",
         "_constraint",
         "_new_rows",
+        "_owner",
         "_serial",
         "copied_row_change",
         "device",
@@ -84,7 +84,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
     _unlisted = frozenset(
         [
             "assign_rows",
-            "belongs_to",
+            "set_owner",
             "bring_up",
             "copied_row_change",
             "count_down",
@@ -92,8 +92,8 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
             "follow_updates",
             "identity",
             "is_average",
-            "is_beside",
-            "is_beside_another",
+            "is_owned_by",
+            "has_owner",
             "is_orphan",
             "is_raw_array",
             "memory",
@@ -181,7 +181,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         self.is_average = False
         self._constraint = constraint
         # Of a slot or an average: a reference to its variable's identity.
-        self._beside: weakref.ref[Identity] | None = None
+        self._owner: weakref.ref[Identity] | None = None
         self._new_rows: NewRows = None
         self.copied_row_change: int | None = None
         return self
@@ -198,7 +198,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         """Returns a number that grows with each variable made."""
         return self._serial
 
-    def belongs_to(self, variable: Variable, new_rows: NewRows) -> None:
+    def set_owner(self, variable: Variable, new_rows: NewRows) -> None:
         """Makes this a slot or an average of another variable.
 
         Args:
@@ -206,30 +206,30 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
             new_rows: What a row starts with if the other variable gets one more; None if that is
                 not known.
         """
-        self._beside = weakref.ref(variable.identity)
+        self._owner = weakref.ref(variable.identity)
         self._new_rows = new_rows
         self.identity.was_named_by_gpuopt()
 
     @property
     def new_rows(self) -> NewRows:
-        """What was given to `belongs_to`."""
+        """What was given to `set_owner`."""
         return self._new_rows
 
     @property
-    def is_beside_another(self) -> bool:
+    def has_owner(self) -> bool:
         """Whether this was made for another variable, as a slot or an average."""
-        return self._beside is not None
+        return self._owner is not None
 
-    def is_beside(self, variable: Variable) -> bool:
+    def is_owned_by(self, variable: Variable) -> bool:
         """Whether this was made for `variable`."""
-        return self._beside is not None and self._beside() is variable.identity
+        return self._owner is not None and self._owner() is variable.identity
 
     @property
     def is_orphan(self) -> bool:
         """Whether this was made for another variable, which is gone."""
-        if self._beside is None:
+        if self._owner is None:
             return False
-        identity = self._beside()
+        identity = self._owner()
         return identity is None or identity.holder() is None
 
     @property

@@ -115,7 +115,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         self._reduction = reduction
         self.accumulation_steps = accumulation_steps
         rows = at_least_1("most_rows", most_rows)
-        before = self.owner_of_state.state.beside
+        before = self.owner_of_state.state.wrapper_state
         self._sums = (
             before if isinstance(before, GradientSums) else GradientSums(self.owner_of_state)
         )

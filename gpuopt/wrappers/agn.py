@@ -34,9 +34,9 @@ class AGNCustomGetter(LocalVariables):
     common, and "grad_variable/w", the sum of the worker's gradients since it last moved the center.
     """
 
-    _kind_beside = "grad_variable"
+    _companion_kind = "grad_variable"
 
-    def initial_value_beside(self, center: Any) -> Any:
+    def initial_companion(self, center: Any) -> Any:
         return np.zeros(center.shape, center.dtype)
 
 
@@ -171,8 +171,8 @@ class AGNOptimizer(PeriodicWrapper):
 
 
 def _sum_of(local: LocalVariable) -> Variable:
-    assert local.beside is not None
-    return local.beside
+    assert local.companion is not None
+    return local.companion
 
 
 def _mean_of(local: LocalVariable, period: int) -> Any:

@@ -179,7 +179,7 @@ class DropStaleGradientOptimizer(WorkersOptimizer):
             check=lambda: None,
             open_coordinator=open_coordinator,
             same={"staleness": self._staleness, "timeout_s": timeout_s},
-            beside={"stale_counter": self.stale_counter},
+            more_variables={"stale_counter": self.stale_counter},
             timeout_s=timeout_s,
             group=group,
             stop=stop,

@@ -31,7 +31,7 @@ class ElasticAverageCustomGetter(LocalVariables):
     common, and "local_center_variable/w", what the worker has last seen of it.
     """
 
-    _kind_beside = "local_center_variable"
+    _companion_kind = "local_center_variable"
 
 
 class ElasticAverageOptimizer(PeriodicWrapper):
@@ -286,5 +286,5 @@ def _moved(values: Sequence[Any], rate: float, differences: Sequence[Any]) -> li
 
 
 def _local_center(local: LocalVariable) -> Variable:
-    assert local.beside is not None
-    return local.beside
+    assert local.companion is not None
+    return local.companion

@@ -64,7 +64,7 @@ class GradientSums(SumsInState):
                 f"{type(user).__name__} already"
             )
         self._user, self.most_rows = weakref.ref(user), most_rows
-        self._state.beside = self
+        self._state.wrapper_state = self
 
     def add(self, pairs: Sequence[Pair], divisor: int, loss_scale: Any = None) -> None:
         """Adds the gradients of one step.

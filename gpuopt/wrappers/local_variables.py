@@ -24,14 +24,14 @@ class LocalVariable(NamedTuple):
         name: What all workers call it.
         variable: The worker's own.
         center: This rank's copy of what the workers have in common.
-        beside: Another variable of the worker's own, if its optimizer needs one.
+        companion: Another variable of the worker's own, if its optimizer needs one.
     """
 
     number: int
     name: str
     variable: Variable
     center: Variable
-    beside: Variable | None
+    companion: Variable | None
 
 
 class LocalVariables:
@@ -44,8 +44,8 @@ class LocalVariables:
         communicator: This rank's end of the group of workers.
     """
 
-    # What is made beside each variable is called `<kind>/<name>`; None if there is nothing.
-    _kind_beside: ClassVar[str | None] = None
+    # The companion of a variable is called `<kind>/<name>`; None if there are none.
+    _companion_kind: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -96,12 +96,12 @@ class LocalVariables:
             return made
         if self.communicator.size > 1:
             take_value_of_rank_0(self.communicator, made, name)
-        beside = None
-        if self._kind_beside is not None:
-            beside = self._make_beside(made, f"{self._kind_beside}/{name}")
-            beside.assign(self.initial_value_beside(beside.storage))
-        center = self._make_beside(made, f"global_center_variable/{name}")
-        self._made[made.identity] = LocalVariable(len(self._made), name, made, center, beside)
+        companion = None
+        if self._companion_kind is not None:
+            companion = self._made_like(made, f"{self._companion_kind}/{name}")
+            companion.assign(self.initial_companion(companion.storage))
+        center = self._made_like(made, f"global_center_variable/{name}")
+        self._made[made.identity] = LocalVariable(len(self._made), name, made, center, companion)
         return made
 
     def center(self, variable: Any) -> Variable:
@@ -131,15 +131,15 @@ class LocalVariables:
 
     def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
         for made in self.made():
-            for each in (made.variable, made.center, made.beside):
+            for each in (made.variable, made.center, made.companion):
                 if each is not None and each in variables:
                     raise ValueError(
                         f'the rows of "{each.name}" stay as they are: workers exchange '
                         f'"{made.name}" with a global center, and those of all ranks have one shape'
                     )
 
-    def initial_value_beside(self, center: Any) -> Any:
-        """Returns what the variable beside a worker's starts with.
+    def initial_companion(self, center: Any) -> Any:
+        """Returns the first value of the companion of a worker's variable.
 
         Args:
             center: The value of the center, and of the worker's variable.
@@ -151,7 +151,7 @@ class LocalVariables:
         place = self.communicator.local.rank
         return f"{name}/replica_{place}" if place else name
 
-    def _make_beside(self, variable: Variable, name: str) -> Variable:
+    def _made_like(self, variable: Variable, name: str) -> Variable:
         with reading(variable):
             return Variable(
                 variable.storage,

@@ -327,9 +327,9 @@ class LossScaleOptimizer(StepWrapper):
     def _note_nonfinite(self, description: str) -> None:
         self._on_gpu.last_nonfinite = description
 
-    def _saved_beside(self) -> Mapping[str, Variable]:
+    def _extra_saved_variables(self) -> Mapping[str, Variable]:
         own = {variable.name: variable for variable in self._own_variables().values()}
-        return {**super()._saved_beside(), **own}
+        return {**super()._extra_saved_variables(), **own}
 
     def _own_variables(self) -> dict[str, Variable]:
         """Returns the variables of the manager and of this optimizer, by name."""

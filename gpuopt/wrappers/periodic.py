@@ -171,8 +171,8 @@ class PeriodicWrapper(StepWrapper):
             for each, center in zip(made, centers, strict=True):
                 each.center.assign(center)
                 each.variable.assign(center)
-                if each.beside is not None:
-                    each.beside.assign(self._getter.initial_value_beside(center))
+                if each.companion is not None:
+                    each.companion.assign(self._getter.initial_companion(center))
             self._local_step.assign(0)
             self._trained.clear()
 

@@ -103,7 +103,7 @@ class SumsInState:
 
     All but `num_steps` is called inside `writing`. A dense sum is a slot, of float32 for variables
     of 16 bits. The sums of sparse gradients are the gradients themselves, and become slots where
-    the state is read. See `Beside`.
+    the state is read. See `WrapperState`.
     """
 
     slot_names: Sequence[str] = (SUM, ROWS, VALUES, UNIQUE)
@@ -160,7 +160,7 @@ class SumsInState:
             )
         self.is_spread = True
 
-    # What a state asks: see `Beside`.
+    # What a state asks: see `WrapperState`.
 
     @contextmanager
     def lay_out(self) -> Iterator[None]:

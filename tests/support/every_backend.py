@@ -75,5 +75,5 @@ def plan_beside(
         var = Split() if other == np.uint16 else MasterAndCopy(other)
         codecs = Codecs(var, codecs.slots)
         pairs = zip(targets, beside, strict=True)
-        targets = [target._replace(beside=array) for target, array in pairs]
+        targets = [target._replace(companion=array) for target, array in pairs]
     return backend.plan_dense(targets, codecs, **more)

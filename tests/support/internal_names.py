@@ -36,7 +36,7 @@ UpdateRule: computed definitions fields functor gradient include
   own_functor programs programs_of_terms reads_numbers slot_shape stages
 Unnamed: check cpp_type
 MirroredStrategy: apply_gradients own_gradients place_of
-LocalVariables: find initial_value_beside made name_here refuse_row_changes
+LocalVariables: find initial_companion made name_here refuse_row_changes
 _Accumulator: accept after_fork close drop_before has take
 SparseConditionalAccumulator: merge_rows
 Coordinator: after_fork ask can_go_on_with close give_up has_failed is_closed join leave

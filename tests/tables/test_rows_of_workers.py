@@ -108,7 +108,7 @@ def test_variables_with_a_global_center_keep_their_rows() -> None:
     getter = gpuopt.AGNCustomGetter()
     table = getter.variable(np.zeros((3, 2)), "table")
     free = getter.variable(np.zeros((3, 2)), "free", trainable=False)
-    for each in (table, getter.center(table), getter.made()[0].beside):
+    for each in (table, getter.center(table), getter.made()[0].companion):
         with pytest.raises(ValueError, match=f'rows of "{each.name}" stay as they are: workers'):
             gpuopt.rows(each).keep([0])
     gpuopt.rows(free).keep([0])

@@ -381,12 +381,12 @@ def test_a_run_goes_on_from_a_checkpoint_in_the_middle_of_a_period(
         def everything() -> list[bytes]:
             found = getter.find(w)
             variables = [w, found.center, step, optimizer.local_step, *slots()]
-            variables += [] if found.beside is None else [found.beside]
+            variables += [] if found.companion is None else [found.companion]
             return [b"" if v is None else v.numpy().tobytes() for v in variables]
 
         found = getter.find(w)
         state = [*mine, found.center, optimizer.local_step]
-        state += [] if found.beside is None else [found.beside]
+        state += [] if found.companion is None else [found.companion]
         saver = gpuopt.Saver(list(dict.fromkeys(state)), optimizers=[optimizer])
         steps(0, 4)
         path = saver.save(tmp_path / f"rank-{communicator.rank}")
@@ -427,16 +427,16 @@ def test_all_begin_anew_from_rank_0s_centers(kind: str) -> None:
         hook = optimizer.make_session_run_hook
         with hook() if kind == "model" else hook(is_chief, rank):
             found = getter.find(w)
-            beside = None if found.beside is None else found.beside.numpy().tolist()
+            companion = None if found.companion is None else found.companion.numpy().tolist()
             return [
                 w.numpy().tolist(),
                 found.center.numpy().tolist(),
-                beside,
+                companion,
                 int(optimizer.local_step),
             ]
 
-    beside = {"model": None, "agn": [0, 0]}.get(kind, [5, 5])
-    assert run(2, train) == [[[5, 5], [5, 5], beside, 0]] * 2
+    companion = {"model": None, "agn": [0, 0]}.get(kind, [5, 5])
+    assert run(2, train) == [[[5, 5], [5, 5], companion, 0]] * 2
 
 
 def test_the_swapping_saver_holds_centers_as_weights(tmp_path: Path) -> None:

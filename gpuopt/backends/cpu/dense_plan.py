@@ -322,8 +322,8 @@ class DensePlan:
 
 def _arrays_of(target: Target, codecs: Codecs) -> Sequence[Array]:
     """Returns the arrays of a variable and its slots, as `Codecs` take them."""
-    var, slots, beside, _ = target
+    var, slots, companion, _ = target
     num_coded = sum(codec.per_block > 0 for codec in codecs.slots)
     plain, coded = slots[: len(slots) - 2 * num_coded], slots[len(slots) - 2 * num_coded :]
     pairs = zip(coded[:num_coded], coded[num_coded:], strict=True)
-    return [var, *([] if beside is None else [beside]), *plain, *chain.from_iterable(pairs)]
+    return [var, *([] if companion is None else [companion]), *plain, *chain.from_iterable(pairs)]

@@ -137,8 +137,8 @@ def _update_copies(
     written, count = given.arrays, len(given.slots)
     flat = [np.require(array, requirements=["C", "ALIGNED"]) for array in written]
     new_var, *others = flat
-    beside = None if given.beside is None else others[count]
-    target = Target(new_var, others[:count], beside, given.first_number)
+    companion = None if given.companion is None else others[count]
+    target = Target(new_var, others[:count], companion, given.first_number)
     own = DensePlan([target], WrittenMemory(flat), limits, None, plan.codecs)
     update_dense(rule, own, [gradient], scalars, limits)
     for array, new in zip(written, flat, strict=True):

@@ -184,7 +184,7 @@ class Groups:
             self.number_of(variable)
         if self._unknown:
             # A slot may have the pattern in its own part of the name.
-            others = [each for each in global_variables() if not each.is_beside_another]
+            others = [each for each in global_variables() if not each.has_owner]
             known = [*variables, *others]
             self._unknown = [group for group in self._unknown if group.is_empty(known)]
             for group in self._unknown:
