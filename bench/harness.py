@@ -25,7 +25,6 @@ from gpuopt.bench.sampling import take_turns
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 Step = Callable[[], object]
-_WARM_UP_ROUNDS = 3
 # Larger than the caches of most CPUs.
 _COPY_BYTES, _COPIES = 256 * 2**20, 15
 
@@ -111,7 +110,9 @@ def measure_copies() -> Copies:
     return Copies([_time(copy) for _ in range(_COPIES)], 2 * _COPY_BYTES)
 
 
-def take_samples(workload: Workload, rounds: int) -> dict[str, list[float]]:
+def take_samples(
+    workload: Workload, rounds: int, warm_up_rounds: int = 3
+) -> dict[str, list[float]]:
     """Returns each contender's times in milliseconds, one for each round."""
     samples: dict[str, list[float]] = {name: [] for name in workload.contenders}
 
@@ -122,8 +123,8 @@ def take_samples(workload: Workload, rounds: int) -> dict[str, list[float]]:
         samples[name].append(_time(step))
         workload.settle()
 
-    take_turns(samples, sample, _WARM_UP_ROUNDS + rounds)
-    return {name: times[_WARM_UP_ROUNDS:] for name, times in samples.items()}
+    take_turns(samples, sample, warm_up_rounds + rounds)
+    return {name: times[warm_up_rounds:] for name, times in samples.items()}
 
 
 def report(

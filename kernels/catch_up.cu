@@ -1,15 +1,12 @@
 // Rows of tables that missed steps: they make these when a gradient names them, or when they are
 // read.
-#include "shared/last_block.cuh"
 #include "shared/late_rows.cuh"
 #include "shared/touched_rows.cuh"
 
 namespace gpuopt {
 
 // Updates the rows of tables that have a gradient, after the steps that they have missed; see
-// `sparse_update`. The last block counts the step, which other rows will make later: rows and the
-// count are written by one launch, so nothing comes between. `Program::step_scalar` is the place of
-// the step size among the rule's scalars; negative if rows without a gradient do not move.
+// `sparse_update`.
 template <class Program>
 __global__ void late_update(const __grid_constant__ TableGradient only_gradient,
                             const TableGradient* __restrict__ gradients, long long num_tables,
@@ -22,18 +19,11 @@ __global__ void late_update(const __grid_constant__ TableGradient only_gradient,
                             const __grid_constant__ LateTable only_late,
                             const LateTable* __restrict__ late_tables, unsigned int* num_done,
                             int lanes_per_row, const unsigned long long* __restrict__ refused) {
-  using Real = RealOf<Program>;
   const GroupScalars<Program> every = {scalars, many_scalars};
   const LateTables<Program> behind = {only_late, late_tables};
   update_rows<Program>(Tables{only_gradient, gradients, num_tables}, only_arrays, arrays, rows,
                        parts, row_width, every, behind, nullptr, lanes_per_row, refused);
-  __syncthreads();  // all have read the counts
-  if (!is_last_block(gridDim.x, num_done) || *refused) return;
-  for (long long table = 0; table < num_tables; ++table) {
-    constexpr int step_scalar = Program::step_scalar;
-    const Real step_size = step_scalar < 0 ? Real(0) : every.number(table, step_scalar);
-    count_step(behind.table(table), step_size);
-  }
+  count_steps<Program>(behind, every, num_tables, num_done, refused);
 }
 
 template <class Program, int count>
@@ -66,12 +56,8 @@ __global__ void bring_up_rows(const __grid_constant__ ArraysOf<Program> arrays,
   for (long long i = lanes.group; i < num_rows; i += lanes.num_groups) {
     const long long row = rows == nullptr ? i : static_cast<long long>(__ldg(rows + i));
     if (row < 0 || row >= height) continue;
-    // Of those that name a row, the first one moves it: they would all do the same.
-    int last = now;
-    if (lanes.lane == 0) last = atomicMax(last_of(late, row), now);
-    last = __shfl_sync(mask_of(lanes), last, 0, lanes.num_lanes);
-    const LateRow<Program> found = {late, row, last, now};
-    if (last >= now) continue;
+    const LateRow<Program> found = {late, row, take_late_row(late, row, now, lanes), now};
+    if (found.last >= now) continue;
     if (has_packs) {
       bring_up_row<Program, pack_of<Program>>(target, found, row_width, scalars, lanes);
     } else {

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_coded_updates)
       [&](long long, unsigned int variable, const BlocksOfChunk<Program>& blocks) {
         const ScalarsOf<Program>& given = every.of_variable(variable, groups);
         blocks.visit([&](auto& state, const auto& gradient, const LanePart& part, bool is_packed) {
-          state.update(gradient, part.count, given);
+          state.update(gradient, given);
           state.store_to(blocks.target, is_packed, part, blocks.lanes);
         });
       });
@@ -129,8 +129,8 @@ __global__ void __launch_bounds__(dense_threads) sum_coded_terms(
       [&](long long chunk, unsigned int variable, const BlocksOfChunk<Program>& blocks) {
         const ScalarsOf<Program>& given = every.of_variable(variable, groups);
         float mine[Program::num_sums] = {};
-        blocks.visit([&](const auto& state, const auto& gradient, const LanePart& part, bool) {
-          state.add_terms(gradient, part.count, given, mine);
+        blocks.visit([&](const auto& state, const auto& gradient, const LanePart&, bool) {
+          state.add_terms(gradient, given, mine);
         });
         sums.finish_chunk(chunk, variable, mine, every, groups);
       });

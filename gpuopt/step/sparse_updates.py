@@ -99,7 +99,8 @@ def _left_by_catching_up(
         tables = []
         for part, batch in (unit[at] for at in waiting):
             [variable] = part.variables()
-            slots = [checked_slot(optimizer, variable, name) for name in rule.slots]
+            names = optimizer.slot_codecs.array_names(rule.slots)
+            slots = [checked_slot(optimizer, variable, name) for name in names]
             if (master := optimizer.state.slot(variable, MASTER)) is not None:
                 slots.append(master)
             tables.append(table_behind(optimizer.state, variable, slots, batch))

@@ -302,17 +302,77 @@ void bring_up_row(Real* const* written, long long row, long long width,
   found.note();
 }
 
+// Does the same where arrays are stored by codecs.
+template <class Update, class Unnamed, class Real>
+void bring_up_stored_row(void* const* arrays, long long row, long long width,
+                         const typename Update::Scalars& scalars,
+                         const CatchUp<Unnamed, Real>& catch_up) {
+  const LateRow<Unnamed, Real> found = late_row(catch_up, row);
+  if (found.gap <= 0) return;
+  for (long long left = 0; left < width; left += Update::most_columns) {
+    typename Update::Columns columns(arrays, Update::place_of(row, left, width),
+                                     Update::columns_at(left, width));
+    for (long long at = 0; at < columns.size; at += tile_width)
+      bring_up_columns(found, columns.var + at,
+                       columns.template slots_from<typename Unnamed::Rule>(at),
+                       tile_at(at, columns.size));
+    columns.store(scalars);
+  }
+  found.note();
+}
+
 // Brings rows[first] to rows[last - 1] up to date, or rows first to last - 1 if `rows` is nullptr.
-template <class Unnamed, class Real>
-void bring_up_rows(Real* const* written, long long width, const long long* rows, long long first,
-                   long long last, const CatchUp<Unnamed, Real>& catch_up) {
-  using Rule = typename Unnamed::Rule;
-  for (long long at = first; at < last; ++at) {
-    if (at + rows_ahead < last) {
-      const long long next = rows == nullptr ? at + rows_ahead : rows[at + rows_ahead];
-      for (int k = 0; k <= Rule::num_slots; ++k) prefetch(written[k] + next * width, width);
+// `Update` is the one of this table's arrays; of its scalars, only a key of random bits is read.
+template <class Update, class Unnamed, class Real>
+void bring_up_rows(void* const* arrays, long long width, const long long* rows, long long first,
+                   long long last, typename Update::Scalars scalars,
+                   const CatchUp<Unnamed, Real>& catch_up) {
+  const auto row_at = [=](long long at) { return rows == nullptr ? at : rows[at]; };
+  if constexpr (Update::is_in_place) {
+    const typename Update::InPlace written(arrays);
+    for (long long at = first; at < last; ++at) {
+      if (at + rows_ahead < last)
+        for (Real* const array : written.of)
+          prefetch(array + row_at(at + rows_ahead) * width, width);
+      bring_up_row(written.of, row_at(at), width, catch_up);
     }
-    bring_up_row(written, rows == nullptr ? at : rows[at], width, catch_up);
+  } else {
+    for (long long at = first; at < last; ++at)
+      bring_up_stored_row<Update>(arrays, row_at(at), width, scalars, catch_up);
+  }
+}
+
+// Updates rows after the steps that they have missed; see `update_rows` in update.hpp for the
+// arguments.
+template <class Rule, class Update, class Shift, class Unnamed, class Real>
+void update_late_rows(void* const* arrays, long long width, const Real* values,
+                      const long long* rows, const long long* positions, const long long* begins,
+                      const long long* firsts, long long first, long long last,
+                      long long first_number, typename Update::Scalars scalars,
+                      const CatchUp<Unnamed, Real>& catch_up) {
+  const LateTable<Unnamed, Shift, Real> table = {catch_up};
+  if constexpr (Update::is_in_place) {
+    const typename Update::InPlace written(arrays);
+    update_rows<Rule>(written.of, width, values, rows, positions, begins, firsts, first, last,
+                      first_number, scalars, table);
+  } else {
+    for (long long at = first; at < last; ++at) {
+      const RowValues<Real> mine = {width,      values,         positions,
+                                    begins[at], begins[at + 1], firsts[at]};
+      const auto found = table.at(rows[at]);
+      for (long long left = 0; left < width; left += Update::most_columns) {
+        const Place place = Update::place_of(rows[at], left, width);
+        typename Update::Columns columns(arrays, place, Update::columns_at(left, width));
+        Real sums[Update::most_columns];
+        Update::sum_columns(mine, left, columns.size, sums);
+        for (long long tile = 0; tile < columns.size; tile += tile_width)
+          found.template update<Rule>(columns.var + tile, columns.template slots_from<Rule>(tile),
+                                      sums + tile, tile_at(tile, columns.size),
+                                      first_number + place.element + tile, scalars);
+        columns.store(scalars);
+      }
+      found.end();
+    }
   }
 }
 

@@ -420,11 +420,9 @@ struct Update {
       const long long number = chunk.first_number + chunk.first;
       update_whole_rows<1, Rule>(written.of, grad, chunk.num_rows, width, number, scalars);
     } else if constexpr (per_block > 0) {
-      const long long blocks = blocks_of(width);
       for (long long row = 0; row < chunk.num_rows; ++row)
         for (long long left = 0; left < width; left += per_block)
-          update_part(chunk, {row * width + left, row * blocks + left / per_block}, width - left,
-                      scalars);
+          update_part(chunk, place_of(row, left, width), width - left, scalars);
     } else {
       const long long part = chunk.grad == nullptr ? num_zeros : size;
       for (long long at = 0; at < size; at += part)
@@ -448,41 +446,31 @@ struct Update {
     }
   }
 
- private:
-  // A gradient of zero is read from here.
-  static constexpr long long num_zeros = 512;
-  alignas(Real) static constexpr unsigned char zeros[num_zeros * sizeof(Real)] = {};
+  // How many columns of a row are updated at a time: a block, where there are blocks.
+  static constexpr long long most_columns = per_block > 0 ? per_block : tile_width;
 
-  // The sum of a row's values, some columns at a time.
-  static constexpr long long num_sums = per_block > 0 ? per_block : tile_width;
+  // Returns how many columns there are from `left` on.
+  static long long columns_at(long long left, long long width) {
+    return width - left < most_columns ? width - left : most_columns;
+  }
 
-  static void update_stored_rows(void* const* arrays, long long width, const Real* values,
-                                 const long long* rows, const long long* positions,
-                                 const long long* begins, const long long* firsts, long long first,
-                                 long long last, long long first_number, const Scalars& scalars) {
-    const long long blocks = blocks_of(width);
-    for (long long row = first; row < last; ++row) {
-      const RowValues<Real> mine = {width,       values,          positions,
-                                    begins[row], begins[row + 1], firsts[row]};
-      for (long long left = 0; left < width; left += num_sums) {
-        const long long size = width - left < num_sums ? width - left : num_sums;
-        Real sums[num_sums];
-        for (long long at = 0; at < size; at += tile_width) {
-          const long long columns = tile_at(at, size);
-          const Real* const sum = sum_values(mine, left + at, columns, sums + at);
-          if (sum != sums + at)
-            for (long long i = 0; i < columns; ++i) sums[at + i] = sum[i];
-        }
-        const Place at = {rows[row] * width + left, rows[row] * blocks + left / num_sums};
-        const typename Plain<Real>::View gradient = {sums};
-        if (per_block > 0 && size == num_sums)
-          update_elements(arrays, at, gradient, num_sums, {at.element, first_number}, scalars);
-        else
-          update_elements(arrays, at, gradient, size, {at.element, first_number}, scalars);
-      }
+  static Place place_of(long long row, long long left, long long width) {
+    const long long blocks = (width + most_columns - 1) / most_columns;
+    return {row * width + left, row * blocks + left / most_columns};
+  }
+
+  // Adds up `size` columns of a row's values, from `left` on.
+  static void sum_columns(const RowValues<Real>& values, long long left, long long size,
+                          Real* sums) {
+    for (long long at = 0; at < size; at += tile_width) {
+      const long long columns = tile_at(at, size);
+      const Real* const sum = sum_values(values, left + at, columns, sums + at);
+      if (sum != sums + at)
+        for (long long i = 0; i < columns; ++i) sums[at + i] = sum[i];
     }
   }
 
+  // The arrays where each of them has numbers as rules compute with them.
   struct InPlace {
     Real* of[num_arrays];
 
@@ -491,7 +479,98 @@ struct Update {
     }
   };
 
-  static long long blocks_of(long long width) { return (width + num_sums - 1) / num_sums; }
+  // Some columns of a row, decoded while they make several steps, and then stored.
+  class Columns {
+   public:
+    Real var[most_columns];
+    Real slot[slot_capacity<Rule>][most_columns];
+    const long long size;
+
+    Columns(void* const* arrays, Place at, long long columns)
+        : size(columns), first(at.element) {
+      open(arrays, at, std::index_sequence_for<Slot...>{});
+    }
+
+    // The slots of another rule that has as many, from column `left` on.
+    template <class Other>
+    Slots<Other, Real> slots_from(long long left) {
+      static_assert(Other::num_slots == Rule::num_slots, "of the same slots");
+      Slots<Other, Real> from{};
+      for (int k = 0; k < Rule::num_slots; ++k) from.of[k] = slot[k] + left;
+      return from;
+    }
+
+    void store(const Scalars& scalars) { store(scalars, std::index_sequence_for<Slot...>{}); }
+
+   private:
+    long long first;
+    typename Var::View variable;
+    std::tuple<typename Slot::View...> slots;
+
+    template <std::size_t... k>
+    void open(void* const* arrays, Place at, std::index_sequence<k...> every) {
+      open_views(arrays, at, size, variable, slots, every);
+      GPUOPT_INDEPENDENT
+      for (long long i = 0; i < size; ++i) {
+        var[i] = variable.read(i);
+        ((slot[k][i] = std::get<k>(slots).read(i)), ...);
+      }
+    }
+
+    template <std::size_t... k>
+    void store(const Scalars& scalars, std::index_sequence<k...>) {
+      const Numbered numbered = {first, 0};
+      GPUOPT_INDEPENDENT
+      for (long long i = 0; i < size; ++i) {
+        Real value = var[i];
+        Real own[slot_capacity<Rule>] = {slot[k][i]...};
+        if constexpr (per_block > 0) begin_anew(own);
+        if constexpr (Rule::is_rounded)
+          numbered.template round<Rule, IsRounded>(static_cast<int>(i), scalars, value, own);
+        variable.write(i, value);
+        (std::get<k>(slots).write(i, own[k]), ...);
+      }
+      variable.close();
+      (std::get<k>(slots).close(), ...);
+    }
+  };
+
+ private:
+  // A gradient of zero is read from here.
+  static constexpr long long num_zeros = 512;
+  alignas(Real) static constexpr unsigned char zeros[num_zeros * sizeof(Real)] = {};
+
+  static void update_stored_rows(void* const* arrays, long long width, const Real* values,
+                                 const long long* rows, const long long* positions,
+                                 const long long* begins, const long long* firsts, long long first,
+                                 long long last, long long first_number, const Scalars& scalars) {
+    for (long long row = first; row < last; ++row) {
+      const RowValues<Real> mine = {width,       values,          positions,
+                                    begins[row], begins[row + 1], firsts[row]};
+      for (long long left = 0; left < width; left += most_columns) {
+        const long long size = columns_at(left, width);
+        Real sums[most_columns];
+        sum_columns(mine, left, size, sums);
+        const Place at = place_of(rows[row], left, width);
+        const typename Plain<Real>::View gradient = {sums};
+        if (per_block > 0 && size == most_columns)
+          update_elements(arrays, at, gradient, most_columns, {at.element, first_number}, scalars);
+        else
+          update_elements(arrays, at, gradient, size, {at.element, first_number}, scalars);
+      }
+    }
+  }
+
+  template <std::size_t... k>
+  __attribute__((always_inline)) static inline void open_views(
+      void* const* arrays, Place at, long long size, typename Var::View& variable,
+      std::tuple<typename Slot::View...>& slots, std::index_sequence<k...>) {
+    constexpr int counts[] = {Var::num_arrays, Slot::num_arrays...};
+    void* const* of[1 + sizeof...(Slot)] = {arrays};
+    for (std::size_t j = 0; j < sizeof...(Slot); ++j) of[j + 1] = of[j] + counts[j];
+    variable.open(of[0], at, size);
+    (std::get<k>(slots).open(of[1 + k], at, size), ...);
+  }
 
   // Updates the next `left` elements of a chunk, or those of a block if they are more.
   static void update_part(const Chunk& chunk, Place at, long long left, const Scalars& scalars) {
@@ -524,14 +603,10 @@ struct Update {
   template <class Gradients, std::size_t... k>
   __attribute__((always_inline)) static inline void update_elements(
       void* const* arrays, Place at, const Gradients& gradient, long long size, Numbered numbered,
-      const Scalars& scalars, std::index_sequence<k...>) {
-    constexpr int counts[] = {Var::num_arrays, Slot::num_arrays...};
-    void* const* of[1 + sizeof...(Slot)] = {arrays};
-    for (std::size_t j = 0; j < sizeof...(Slot); ++j) of[j + 1] = of[j] + counts[j];
+      const Scalars& scalars, std::index_sequence<k...> every) {
     typename Var::View variable;
     std::tuple<typename Slot::View...> slots;
-    variable.open(of[0], at, size);
-    (std::get<k>(slots).open(of[1 + k], at, size), ...);
+    open_views(arrays, at, size, variable, slots, every);
     GPUOPT_INDEPENDENT
     for (long long i = 0; i < size; ++i) {
       Real value = variable.read(i);

@@ -64,6 +64,11 @@ template <class Program>
 constexpr int num_coded_arrays =
     1 + 2 * Program::num_slots - Program::num_averages + BesideOf<Program>::num_arrays;
 
+// The addresses of a variable, of its slots' codes, of their scales, and of the array beside the
+// variable, passed by value.
+template <class Program>
+using CodedArraysOf = Arrays<num_coded_arrays<Program>>;
+
 // A variable, its average if the rule moves one, the codes of its slots, their scales, and the
 // array beside the variable, if there is one.
 template <class Program>
@@ -317,7 +322,9 @@ template <class Program>
 struct CodedState : Numbered {
   using Codes = typename Program::Codes;
   static_assert(sizeof(RealOf<Program>) == sizeof(float), "codes stand for float");
+  static constexpr int size = lane_codes;
 
+  int count;  // how many elements there are
   LaneWeights<Program> weights;
   float average[Program::num_averages > 0 ? lane_codes : 1];
   LaneCodes codes[slot_capacity<Program>];  // as they were loaded
@@ -327,7 +334,7 @@ struct CodedState : Numbered {
 
   __device__ __forceinline__ CodedState(const CodedTarget<Program>& target, bool is_packed,
                                         const LanePart& part)
-      : Numbered(target) {
+      : Numbered(target), count(part.count) {
     count_from(part.begin);
 #pragma unroll
     for (int k = Program::num_averages; k < Program::num_slots; ++k)
@@ -350,33 +357,53 @@ struct CodedState : Numbered {
       load_codes(target.codes.of[k] + part.begin, part.count, is_packed, codes[k]);
   }
 
+  // Whether element `i` is one of the variable's.
+  __device__ __forceinline__ bool has(int i) const { return i < count; }
+
   // Writes the decoded slots of an element.
-  __device__ __forceinline__ void decode_element(int i,
-                                                 float (&slot)[slot_capacity<Program>]) const {
+  __device__ __forceinline__ void get_slots(int i, float* slot) const {
 #pragma unroll
     for (int k = Program::num_averages; k < Program::num_slots; ++k) {
       // The byte, with zeros above it.
       const int code = static_cast<int>(__byte_perm(codes[k].of[i / 4], 0, 0x4440 + i % 4));
       slot[k] = Codes::decode(k - Program::num_averages, code, scales[k]);
     }
+    if constexpr (Program::num_averages > 0) slot[0] = average[i];
   }
 
-  __device__ __forceinline__ void update(const float (&gradient)[lane_codes], int count,
+  __device__ __forceinline__ void update(const float (&gradient)[lane_codes],
                                          const ScalarsOf<Program>& scalars) {
+    change([&](int i, float& value, float* slot) {
+      Program::apply(value, read(i, gradient, scalars), slot, scalars);
+      round_stored(i, scalars, value, slot);
+      constexpr bool is_cut = drops_bits_of_var<Program>;
+      Program::follow(is_cut ? float(VarOf<Program>(value)) : value, slot, scalars);
+    });
+  }
+
+  // Rounds the variable's element `i` at random, if the program does so.
+  __device__ __forceinline__ void round_stored(int i, const ScalarsOf<Program>& scalars,
+                                               float& value, float* slot) const {
+    if constexpr (Program::is_rounded)
+      this->template round<Program, IsRoundedAlike<drops_bits_of_var<Program>, false>>(
+          i, scalars, value, slot);
+  }
+
+  __device__ __forceinline__ float read(int i, const float (&gradient)[lane_codes],
+                                        const ScalarsOf<Program>& scalars) const {
+    return Program::gradient(gradient[i], number(i), scalars);
+  }
+
+  // Calls `apply` with the place of each element, its weight and its slots, which it may change.
+  template <class Apply>
+  __device__ __forceinline__ void change(const Apply& apply) {
 #pragma unroll
     for (int i = 0; i < lane_codes; ++i) {
       float value = weights.get(i);
       float slot[slot_capacity<Program>];
-      decode_element(i, slot);
-      if constexpr (Program::num_averages > 0) slot[0] = average[i];
-      const float grad = Program::gradient(gradient[i], number(i), scalars);
-      Program::apply(value, grad, slot, scalars);
-      if constexpr (Program::is_rounded)
-        this->template round<Program, IsRoundedAlike<drops_bits_of_var<Program>, false>>(
-            i, scalars, value, slot);
+      get_slots(i, slot);
+      apply(i, value, slot);
       weights.set(i, value);
-      if constexpr (drops_bits_of_var<Program>) value = weights.get(i);
-      Program::follow(value, slot, scalars);
       if constexpr (Program::num_averages > 0) average[i] = slot[0];
 #pragma unroll
       for (int k = Program::num_averages; k < Program::num_slots; ++k) {
@@ -392,16 +419,16 @@ struct CodedState : Numbered {
     for (int k = Program::num_averages; k < Program::num_slots; ++k) {
       if (largest[k] > largest_of_all) largest_of_all = largest[k];
     }
-    if ((count < lane_codes) | (largest_of_all >= bits_of_infinity)) begin_anew(count);
+    if ((count < lane_codes) | (largest_of_all >= bits_of_infinity)) begin_anew();
   }
 
   // Sets the slots of an element to 0 where one is not finite, or there is no element.
-  __device__ __forceinline__ void begin_anew(int count) {
+  __device__ __forceinline__ void begin_anew() {
 #pragma unroll
     for (int k = Program::num_averages; k < Program::num_slots; ++k) largest[k] = 0;
 #pragma unroll
     for (int i = 0; i < lane_codes; ++i) {
-      bool has_codes = i < count;
+      bool has_codes = has(i);
 #pragma unroll
       for (int k = Program::num_averages; k < Program::num_slots; ++k)
         has_codes &= is_finite(slots[k][i]);
@@ -417,18 +444,17 @@ struct CodedState : Numbered {
 
   // Adds to `sums` what the rule sums over a variable; nothing is changed.
   template <int num_sums>
-  __device__ __forceinline__ void add_terms(const float (&gradient)[lane_codes], int count,
+  __device__ __forceinline__ void add_terms(const float (&gradient)[lane_codes],
                                             const ScalarsOf<Program>& scalars,
                                             float (&sums)[num_sums]) const {
 #pragma unroll
     for (int i = 0; i < lane_codes; ++i) {
       float slot[slot_capacity<Program>];
-      decode_element(i, slot);
+      get_slots(i, slot);
       float terms[num_sums];
-      const float grad = Program::gradient(gradient[i], number(i), scalars);
-      Program::terms(weights.get(i), grad, slot, scalars, terms);
+      Program::terms(weights.get(i), read(i, gradient, scalars), slot, scalars, terms);
 #pragma unroll
-      for (int k = 0; k < num_sums; ++k) sums[k] += i < count ? terms[k] : 0;
+      for (int k = 0; k < num_sums; ++k) sums[k] += has(i) ? terms[k] : 0;
     }
   }
 

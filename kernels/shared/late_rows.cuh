@@ -2,6 +2,7 @@
 #pragma once
 #include "catch_up.cuh"
 #include "lanes.cuh"
+#include "last_block.cuh"
 #include "scalars.cuh"
 #include "update.cuh"
 
@@ -95,21 +96,26 @@ __device__ __forceinline__ MissedSteps sums_of(const LateTable& table, int last,
 }
 
 // Elements of a row while it makes the steps that it has missed, in the type that rules compute in:
-// they are encoded once, when they are stored. Their weights are the sums of two numbers.
-template <class Program, int count>
+// they are encoded once, when they are stored. If another step follows, their weights are the sums
+// of two numbers.
+template <class Program, int count, bool has_rest>
 struct LateElements {
   using Real = RealOf<Program>;
 
   Real var[count];
-  Real rest[count] = {};
+  Real rest[has_rest ? count : 1] = {};
   Real slots[slot_capacity<Program>][count];
 
-  __device__ __forceinline__ explicit LateElements(const State<Program, count>& state) {
+  // Those that are not the variable's become 0, which does not move.
+  template <class State>
+  __device__ __forceinline__ explicit LateElements(const State& state) {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       var[i] = state.weights.get(i);
+      Real slot[slot_capacity<Program>];
+      state.get_slots(i, slot);
 #pragma unroll
-      for (int k = 0; k < Program::num_slots; ++k) slots[k][i] = Real(state.slots[k].of[i]);
+      for (int k = 0; k < Program::num_slots; ++k) slots[k][i] = state.has(i) ? slot[k] : Real(0);
     }
   }
 
@@ -117,13 +123,22 @@ struct LateElements {
 #pragma unroll
     for (int k = 0; k < Program::num_slots; ++k) slot[k] = slots[k][i];
   }
+
+  __device__ __forceinline__ void move(int i, Real value, Real value_rest) {
+    if constexpr (has_rest) {
+      var[i] = value;
+      rest[i] = value_rest;
+    } else {
+      var[i] = value + value_rest;
+    }
+  }
 };
 
 // Moves the elements of a row for which the sums are close enough; returns bits of those that are
 // left. The row has made `last` steps of `now`.
-template <class Program, int count>
+template <class Program, int count, bool has_rest>
 __device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int last, int now,
-                                                     LateElements<Program, count>& row) {
+                                                     LateElements<Program, count, has_rest>& row) {
   using Real = RealOf<Program>;
   using Unnamed = UnnamedOf<Program>;
   const auto* numbers = array_at<const LateNumbersOf<Program>>(table.numbers);
@@ -136,8 +151,7 @@ __device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int
     Real var = row.var[i], rest;
     if (moved(missed, row.slots[Unnamed::average][i], row.slots[Unnamed::square][i], epsilon,
               tolerance, var, rest)) {
-      row.var[i] = var;
-      row.rest[i] = rest;
+      row.move(i, var, rest);
     } else {
       left |= 1u << i;
     }
@@ -147,9 +161,10 @@ __device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int
 
 // Makes the first `made` steps that a row has missed, one by one, with the elements that are left,
 // which are added up alone. Their slots only decay after that, over `others` steps.
-template <class Program, int count>
+template <class Program, int count, bool has_rest>
 __device__ __forceinline__ void make_steps(const LateTable& table, int last, int made, int others,
-                                           unsigned int left, LateElements<Program, count>& row) {
+                                           unsigned int left,
+                                           LateElements<Program, count, has_rest>& row) {
   using Real = RealOf<Program>;
   using Other = typename UnnamedOf<Program>::Rule;
   typename Other::template Scalars<Real> scalars;
@@ -160,30 +175,36 @@ __device__ __forceinline__ void make_steps(const LateTable& table, int last, int
     reinterpret_cast<Real*>(&scalars)[i] = __ldg(reinterpret_cast<const Real*>(given) + i);
   }
   const Real* steps = array_at<const Real>(table.steps) + last;
-  Real moved[count] = {};
-  Real slots[count][slot_capacity<Other>];
+  // Of eight elements beside their own copies, a kernel would need a third more registers.
+  constexpr int at_once = count < 4 ? count : 4;
 #pragma unroll
-  for (int i = 0; i < count; ++i) {
+  for (int first = 0; first < count; first += at_once) {
+    if ((left >> first & ((1u << at_once) - 1)) == 0) continue;
+    Real moved[at_once] = {};
+    Real slots[at_once][slot_capacity<Other>];
 #pragma unroll
-    for (int k = 0; k < Other::num_slots; ++k) slots[i][k] = row.slots[k][i];
-  }
-#pragma unroll 1
-  for (int step = 0; step < made; ++step) {
-    UnnamedOf<Program>::template set_step_size<Real>(scalars, __ldg(steps + step));
+    for (int i = 0; i < at_once; ++i) {
 #pragma unroll
-    for (int i = 0; i < count; ++i) Other::apply(moved[i], Real(0), slots[i], scalars);
-  }
-#pragma unroll
-  for (int k = 0; k < Other::num_slots; ++k) {
-    const auto decay = Decay<Real>::of(power_of(table, k, others));
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      if (left >> i & 1) row.slots[k][i] = decay(slots[i][k]);
+      for (int k = 0; k < Other::num_slots; ++k) slots[i][k] = row.slots[k][first + i];
     }
-  }
+#pragma unroll 1
+    for (int step = 0; step < made; ++step) {
+      UnnamedOf<Program>::template set_step_size<Real>(scalars, __ldg(steps + step));
 #pragma unroll
-  for (int i = 0; i < count; ++i) {
-    if (left >> i & 1) row.rest[i] = moved[i];
+      for (int i = 0; i < at_once; ++i) Other::apply(moved[i], Real(0), slots[i], scalars);
+    }
+#pragma unroll
+    for (int k = 0; k < Other::num_slots; ++k) {
+      const auto decay = Decay<Real>::of(power_of(table, k, others));
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        if (left >> (first + i) & 1) row.slots[k][first + i] = decay(slots[i][k]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (left >> (first + i) & 1) row.move(first + i, row.var[first + i], moved[i]);
+    }
   }
 }
 
@@ -199,8 +220,8 @@ struct LateRow {
   int now;   // how many there were
 
   // Makes the steps that the row has missed.
-  template <int count>
-  __device__ __forceinline__ void bring_up(LateElements<Program, count>& row) const {
+  template <int count, bool has_rest>
+  __device__ __forceinline__ void bring_up(LateElements<Program, count, has_rest>& row) const {
     constexpr int num_slots = Unnamed::Rule::num_slots;
     static_assert(Program::num_slots == num_slots,
                   "rows with and without a gradient have one form");
@@ -228,24 +249,22 @@ struct LateRow {
   }
 
   // Brings up the row's elements, which are stored next.
-  template <int count>
-  __device__ __forceinline__ void bring_up(State<Program, count>& state,
-                                           const ScalarsOf<Program>& scalars) const {
-    LateElements<Program, count> row(state);
+  template <class State>
+  __device__ __forceinline__ void bring_up(State& state, const ScalarsOf<Program>& scalars) const {
+    LateElements<Program, State::size, false> row(state);
     bring_up(row);
     state.change([&](int i, Real& var, Real* slot) {
-      if constexpr (Unnamed::moves) var = row.var[i] + row.rest[i];
+      if constexpr (Unnamed::moves) var = row.var[i];
       row.get(i, slot);
       state.round_stored(i, scalars, var, slot);
     });
   }
 
   // Makes a step after those that the row has missed.
-  template <int count>
-  __device__ __forceinline__ void update(State<Program, count>& state,
-                                         const Real (&gradient)[count],
+  template <class State>
+  __device__ __forceinline__ void update(State& state, const Real (&gradient)[State::size],
                                          const ScalarsOf<Program>& scalars) const {
-    LateElements<Program, count> row(state);
+    LateElements<Program, State::size, true> row(state);
     bring_up(row);
     state.change([&](int i, Real& var, Real* slot) {
       const Real grad = state.read(i, gradient, scalars);
@@ -273,6 +292,8 @@ struct LateRow {
 // For `update_rows`: the only table's rows that missed steps, or those of several tables.
 template <class Program>
 struct LateTables {
+  static constexpr bool goes_by_rows = true;
+
   const LateTable& only;
   const LateTable* __restrict__ every;  // not read if there is one group
 
@@ -317,6 +338,34 @@ __device__ __forceinline__ void count_step(const LateTable& table, Real step_siz
     store<Caching::normal>(array_at<Real>(table.steps) + step, Elements<Real, 1>{step_size});
   }
   store<Caching::normal>(array_at<long long>(table.now), Elements<long long, 1>{step + 1});
+}
+
+// Has the last block of a launch count the step of each table, which other rows will make later:
+// rows and the counts are written by one launch, so nothing comes between. `Program::step_scalar`
+// is the place of the step size among the rule's scalars; negative if rows without a gradient do
+// not move. Every thread must call it.
+template <class Program>
+__device__ __forceinline__ void count_steps(const LateTables<Program>& behind,
+                                            const GroupScalars<Program>& every,
+                                            long long num_tables, unsigned int* num_done,
+                                            const unsigned long long* refused) {
+  using Real = RealOf<Program>;
+  __syncthreads();  // all have read the counts
+  if (!is_last_block(gridDim.x, num_done) || *refused) return;
+  for (long long table = 0; table < num_tables; ++table) {
+    constexpr int step_scalar = Program::step_scalar;
+    const Real step_size = step_scalar < 0 ? Real(0) : every.number(table, step_scalar);
+    count_step(behind.table(table), step_size);
+  }
+}
+
+// Returns how many steps a row has made of `now`, and notes that it has made all: of those that
+// name a row, the first one moves it, as they would all do the same.
+__device__ __forceinline__ int take_late_row(const LateTable& late, long long row, int now,
+                                             const Lanes& lanes) {
+  int last = now;
+  if (lanes.lane == 0) last = atomicMax(last_of(late, row), now);
+  return __shfl_sync(mask_of(lanes), last, 0, lanes.num_lanes);
 }
 
 }  // namespace gpuopt

@@ -11,6 +11,9 @@ namespace gpuopt {
 
 // Tables all of whose rows are up to date; `LateTables` of late_rows.cuh are others.
 struct TablesUpToDate {
+  // Whether a row's steps are counted: then the same threads update all of it.
+  static constexpr bool goes_by_rows = false;
+
   struct Row {
     template <class State, class Gradient, class Scalars>
     __device__ __forceinline__ void update(State& state, const Gradient& gradient,

@@ -258,6 +258,7 @@ template <class Program, int count>
 struct State : Numbered {
   static_assert(!Program::is_rounded || sizeof(SlotOf<Program>) == 2, "to bfloat16");
   using Real = RealOf<Program>;
+  static constexpr int size = count;
 
   Weights<Program, count> weights;
   Elements<SlotOf<Program>, count> slots[slot_capacity<Program>];
@@ -297,6 +298,16 @@ struct State : Numbered {
     return Program::gradient(gradient[i], number(i), scalars);
   }
 
+  // Whether element `i` is one of the variable's.
+  __device__ __forceinline__ bool has(int) const { return true; }
+
+  // Writes the slots of an element.
+  __device__ __forceinline__ void get_slots(int i, Real* slot) const {
+#pragma unroll
+    for (int k = first_slot<Program>; k < Program::num_slots; ++k) slot[k] = Real(slots[k].of[i]);
+    average.get(i, slot);
+  }
+
   // Calls `apply` with the place of each element, its weight and its slots, which it may change.
   template <class Apply>
   __device__ __forceinline__ void change(const Apply& apply) {
@@ -304,9 +315,7 @@ struct State : Numbered {
     for (int i = 0; i < count; ++i) {
       Real value = weights.get(i);
       Real slot[slot_capacity<Program>];
-#pragma unroll
-      for (int k = first_slot<Program>; k < Program::num_slots; ++k) slot[k] = Real(slots[k].of[i]);
-      average.get(i, slot);
+      get_slots(i, slot);
       apply(i, value, slot);
       weights.set(i, value);
       average.set(i, slot);

@@ -414,11 +414,6 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
         "of the rule torch_sgd, which has no slots",
         lambda: gpuopt.TorchSGDOptimizer(0.1, slot_bits=8),
     ),
-    "catch_up": (
-        ValueError,
-        "catch_up=True cannot be had with slot_bits=8",
-        lambda: gpuopt.AdamOptimizer(catch_up=True, slot_bits=8),
-    ),
 }
 
 

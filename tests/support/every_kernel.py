@@ -210,6 +210,13 @@ def kernels_of_codes() -> list[Kernel]:
         codecs = coded(rule)
         listed.append(kernels.coded_update(rule, codecs, storage))
         listed.append(kernels.update_coded_rows(rule, codecs, storage, "uint32"))
+    for storage in ("float32", "bfloat16", with_remainders):
+        late = rounded(of_two) if storage == "bfloat16" else of_two
+        codecs = coded(late)
+        listed += [
+            *(kernels.update_late_coded_rows(late, of_two, codecs, storage, key) for key in KEYS),
+            kernels.bring_up_coded_rows(late, of_two, codecs, storage, "int64"),
+        ]
     sums = cautious(by_name["adam"])
     of_squares = coded(by_name["adam"], "bitsandbytes")
     of_three, with_norms = by_name["ams_grad"], by_name["lamb"]

@@ -26,6 +26,7 @@ from gpuopt.backends.cpu.tiles import Rounding, round_stored
 from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.interrupts import at_once
 from gpuopt.rules.catch_up import STRIDE
+from gpuopt.rules.rounded import rounded
 
 Array = np.ndarray[Any, Any]
 
@@ -60,10 +61,13 @@ def bring_up(plan: DensePlan, catch_up: CatchUp, rows: Array | None, limits: Cpu
     size = written[0].size * len(written)
     if rows is not None:
         size = len(rows) * written[0][:1].size * len(written)
-    if size >= limits.large_elements and plan.codecs.are_plain and not plan.strided:
-        compiled = compiled_catch_up(catch_up.rule, catch_up, plan.real)
+    if size >= limits.large_elements and not plan.strided:
+        rule = catch_up.rule if catch_up.rounding is None else rounded(catch_up.rule)
+        compiled = compiled_catch_up(rule, catch_up, plan.codecs, plan.real)
         if compiled is not None:
-            _bring_up_compiled(compiled, written, catch_up, rows, limits)
+            scalars = {**catch_up.factors.scalars, **(catch_up.rounding or {})}
+            own = np.array([scalars[name] for name in rule.scalars], plan.real)
+            _bring_up_compiled(compiled, written, catch_up, rows, own, limits)
             return
     now = catch_up.now
     if rows is None:
@@ -130,6 +134,7 @@ def _bring_up_compiled(
     written: Sequence[Array],
     catch_up: CatchUp,
     rows: Array | None,
+    scalars: Array,
     limits: CpuLimits,
 ) -> None:
     late = None
@@ -143,7 +148,7 @@ def _bring_up_compiled(
     height = max(compiled.most_elements // width, number // (16 * threads), 1)
 
     def bring_up_chunk(first: int) -> None:
-        compiled.bring_up_rows(written, late, first, min(first + height, number))
+        compiled.bring_up_rows(written, late, first, min(first + height, number), scalars)
 
     share_out(bring_up_chunk, range(0, number, height), threads)
 

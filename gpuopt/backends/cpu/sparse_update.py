@@ -129,8 +129,8 @@ def update_touched_rows(
             return rows
         if compiled is not None:
             row_update = partial(compiled.row_update, first_number, scalars)
-        elif catch_up is not None and codecs.are_plain:
-            late = compiled_catch_up(rule, catch_up, real)
+        elif catch_up is not None:
+            late = compiled_catch_up(rule, catch_up, codecs, real)
             own = np.array([scalars[name] for name in rule.scalars], real)
             row_update = None if late is None else partial(late.row_update, own, first_number)
         if row_update is not None:

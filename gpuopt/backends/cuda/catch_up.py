@@ -13,7 +13,13 @@ from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.count_of_steps import CountOfSteps
 from gpuopt.backends.cuda.dense_plan import DensePlan
 from gpuopt.backends.cuda.kernels.of_rules import scalars_of
-from gpuopt.backends.cuda.launch_shapes import PACK_BYTES, ROW_THREADS, lanes_per_row, num_blocks
+from gpuopt.backends.cuda.launch_shapes import (
+    PACK_BYTES,
+    ROW_THREADS,
+    lanes_per_block,
+    lanes_per_row,
+    num_blocks,
+)
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.mixed import element_bytes, storage_of
 from gpuopt.backends.cuda.order import UpdateOrder
@@ -62,11 +68,17 @@ class CudaLateRows:
         num_rows = plan.height if rows is None else rows.size
         count: CountOfSteps = catch_up.on_device
         rule = count.rule if catch_up.rounding is None else rounded(count.rule)
-        storage = storage_of(plan.codecs, plan.dtype)
-        lanes = lanes_per_row(plan.width, PACK_BYTES // element_bytes(storage))
-        blocks = num_blocks(num_rows * lanes, ROW_THREADS, self._launcher.num_multiprocessors)
+        storage, codecs = storage_of(plan.codecs, plan.dtype), plan.codecs
         index = name_of(np.dtype(np.int64) if rows is None else rows.dtype)
-        kernel = kernels.bring_up_rows(rule, count.rule, storage, index)
+        more = {}
+        if codecs.per_block:
+            lanes = lanes_per_block(plan.width, codecs.per_block)
+            kernel = kernels.bring_up_coded_rows(rule, count.rule, codecs.coded, storage, index)
+        else:
+            lanes = lanes_per_row(plan.width, PACK_BYTES // element_bytes(storage))
+            kernel = kernels.bring_up_rows(rule, count.rule, storage, index)
+            more = {"lanes_per_row": lanes}
+        blocks = num_blocks(num_rows * lanes, ROW_THREADS, self._launcher.num_multiprocessors)
         given = {
             "arrays": Arrays(plan.addresses),
             "rows": rows,
@@ -75,7 +87,7 @@ class CudaLateRows:
             "row_width": plan.width,
             "scalars": scalars_of(rule, {**catch_up.factors.scalars, **(catch_up.rounding or {})}),
             "late": count.table,
-            "lanes_per_row": lanes,
+            **more,
         }
         workspace = self._workspaces.take()
         bind = partial(self._launcher.bind, kernel, blocks, ROW_THREADS, **given)

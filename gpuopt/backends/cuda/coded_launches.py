@@ -40,15 +40,18 @@ class CodedLaunches(SparseLaunches):
         self, workspace: Workspace, touched: Any, arguments: Mapping[str, Any]
     ) -> Launch:
         rows, kind = arguments["rows"], self._kind
-        key = name_of(rows.keys.dtype)
-        kernel = kernels.update_coded_rows(kind.rule, kind.codecs.coded, self._storage, key)
-        return self._launcher.bind(
-            kernel,
-            self._thread_blocks(rows.num_rows),
-            ROW_THREADS,
-            **arguments,
-            touched=touched,
-        )
+        form = kind.codecs.coded, self._storage, name_of(rows.keys.dtype)
+        more: dict[str, Any]
+        if kind.missed is None:
+            kernel, more = kernels.update_coded_rows(kind.rule, *form), {"touched": touched}
+            blocks = self._thread_blocks(rows.num_rows)
+        else:
+            kernel = kernels.update_late_coded_rows(kind.rule, kind.missed, *form)
+            more = {"num_done": workspace.zeros("num_done", 1, "uint32")}
+            # The same lanes take all blocks of a row.
+            lanes = lanes_per_block(kind.tables.width, kind.codecs.per_block)
+            blocks = self._tables.blocks(rows.num_rows, lanes)
+        return self._launcher.bind(kernel, blocks, ROW_THREADS, **arguments, **more)
 
     def _bind_others(
         self, table: Table, touched: Any, scalars: dict[str, Any], refused: Any

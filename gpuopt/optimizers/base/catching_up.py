@@ -6,7 +6,6 @@ from typing import ClassVar, Protocol
 
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.slot_codecs import SlotCodecs
 
 CATCH_UP = (
     "True updates rows lazily: a row without a gradient is brought up to date when it is next read "
@@ -19,7 +18,6 @@ class _Optimizer(Protocol):
     """What `checked_catch_up` asks for of a `RuleOptimizer`."""
 
     rule_of_other_rows: ClassVar[UpdateRule | None]
-    slot_codecs: SlotCodecs
 
 
 def checked_catch_up(given: CatchUpOption, optimizer: _Optimizer) -> CatchUpOption:
@@ -27,8 +25,8 @@ def checked_catch_up(given: CatchUpOption, optimizer: _Optimizer) -> CatchUpOpti
 
     Raises:
         TypeError: it is none of False, True and "stepping".
-        ValueError: the optimizer leaves rows without a gradient alone, does not say what happens to
-            them, or stores slots in 8 bits.
+        ValueError: the optimizer leaves rows without a gradient alone, or does not say what happens
+            to them.
     """
     is_known = isinstance(given, bool) or (isinstance(given, str) and given == "stepping")
     if not is_known:
@@ -43,8 +41,4 @@ def checked_catch_up(given: CatchUpOption, optimizer: _Optimizer) -> CatchUpOpti
             else f"updates other rows by {other_rows.name}, which has no `unnamed`"
         )
         raise ValueError(f"catch_up={given!r}: {type(optimizer).__name__} {why}")
-    if optimizer.slot_codecs.slot_form is not None:
-        raise ValueError(
-            f"catch_up={given!r} cannot be had with slot_bits=8: leave one of them out"
-        )
     return given

@@ -252,8 +252,8 @@ class RuleOptimizer(Optimizer):
 
         Raises:
             TypeError: it is none of False, True and "stepping".
-            ValueError: this optimizer leaves rows without a gradient alone, does not say what
-                happens to them, or has an option that catch_up cannot be had with.
+            ValueError: this optimizer leaves rows without a gradient alone, or does not say what
+                happens to them.
         """
         self.catch_up = checked_catch_up(catch_up, self)
 

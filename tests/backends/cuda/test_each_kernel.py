@@ -102,7 +102,7 @@ def groups() -> list[ParameterGroup]:
     return [ParameterGroup("v1", learning_rate=0.2)]
 
 
-WITH_CODES = ["slots in 8 bits", "all rows, slots in 8 bits"]
+WITH_CODES = ["slots in 8 bits", "all rows, slots in 8 bits", "late rows, slots in 8 bits"]
 CASES: dict[str, Case] = {
     "decided": dense(lambda: gpuopt.AdamOptimizer(0.1, on_nonfinite="skip")),
     "sums over variables": dense(
@@ -124,6 +124,9 @@ CASES: dict[str, Case] = {
     "late rows": sparse(lambda: gpuopt.AdamOptimizer(0.1, catch_up=True)),
     "late rows of several tables": sparse(
         lambda: gpuopt.AdamOptimizer(0.1, catch_up=True, groups=groups()), num_tables=2
+    ),
+    "late rows, slots in 8 bits": sparse(
+        lambda: gpuopt.AdamOptimizer(0.1, catch_up=True, slot_bits=8), 200, (300, 300)
     ),
     "clipped array": clipped_array,
     "kept rows": kept_rows,

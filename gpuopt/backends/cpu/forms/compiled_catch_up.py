@@ -16,10 +16,12 @@ from gpuopt.backends.cpu.forms.compiled import (
     Chunk,
     CompiledRule,
     RowArguments,
+    Stored,
     address_of,
     addresses,
 )
 from gpuopt.backends.cpu.row_groups import RowGroups
+from gpuopt.codecs import Codecs, Plain
 from gpuopt.rules.catch_up import OneEarlier
 from gpuopt.rules.shift import cpp_type
 from gpuopt.rules.update_rule import UpdateRule
@@ -28,26 +30,28 @@ _SOURCE = """
 {include}
 {include_other}
 #include "cpu/catch_up.hpp"
+{definitions}
 
 using Rule = {functor};
 using Real = {real};
+using Update = gpuopt::Update<Rule, Real, {codecs}>;
 using Unnamed = {unnamed};
 using CatchUp = gpuopt::CatchUp<Unnamed, Real>;
-using Scalars = Rule::Scalars<Real>;
 
 extern "C" void bring_up_rows(
-    Real* const* written, long long width, const long long* rows, long long first, long long last,
-    const CatchUp* catch_up) {{
-  gpuopt::bring_up_rows(written, width, rows, first, last, *catch_up);
+    void* const* written, long long width, const long long* rows, long long first, long long last,
+    const Update::Scalars* scalars, const CatchUp* catch_up) {{
+  gpuopt::bring_up_rows<Update>(written, width, rows, first, last, *scalars, *catch_up);
 }}
 
 extern "C" void update_late_rows(
-    Real* const* written, long long width, const Real* values, const long long* rows,
+    void* const* written, long long width, const Real* values, const long long* rows,
     const long long* positions, const long long* begins, const long long* firsts, long long first,
-    long long last, long long first_number, const Scalars* scalars, const CatchUp* catch_up) {{
-  gpuopt::update_rows<Rule>(
+    long long last, long long first_number, const Update::Scalars* scalars,
+    const CatchUp* catch_up) {{
+  gpuopt::update_late_rows<Rule, Update, {shift}>(
       written, width, values, rows, positions, begins, firsts, first, last, first_number, *scalars,
-      gpuopt::LateTable<Unnamed, {shift}, Real>{{*catch_up}});
+      *catch_up);
 }}
 """
 
@@ -85,15 +89,16 @@ class CompiledCatchUp:
         self._struct = _CatchUp(*where, *numbers, *one_earlier)
 
     def bring_up_rows(
-        self, written: Sequence[Chunk], rows: Chunk | None, first: int, last: int
+        self, written: Sequence[Chunk], rows: Chunk | None, first: int, last: int, scalars: Chunk
     ) -> None:
         """Brings rows[first] to rows[last - 1] up to date.
 
         Args:
-            written: [height, ...], variable and slots, contiguous.
+            written: [height, ...], the arrays of the variable and its slots, contiguous.
             rows: int64, contiguous, without repeats; None if row k is k.
             first: See above.
             last: See above.
+            scalars: The rule's, in its order. Only a key of random bits is read.
         """
         self._call(
             self._library.bring_up_rows,
@@ -102,6 +107,7 @@ class CompiledCatchUp:
             None if rows is None else address_of(rows),
             ctypes.c_longlong(first),
             ctypes.c_longlong(last),
+            address_of(scalars),
         )
 
     def row_update(
@@ -129,31 +135,38 @@ class CompiledCatchUp:
 
 
 def compiled_catch_up(
-    rule: UpdateRule, catch_up: CatchUp, real: np.dtype[Any]
+    rule: UpdateRule, catch_up: CatchUp, codecs: Codecs, real: np.dtype[Any]
 ) -> CompiledCatchUp | None:
-    """Returns the compiled form for tables that a rule updates.
+    """Returns the compiled form for tables that a rule updates, or only stores.
 
-    There is none without a compiler.
+    There is none without a compiler, or if a codec is in numpy alone.
     """
     if why_not_compiled() is not None:
         return None
-    library = _library(rule, catch_up.rule, real)
+    library = _library(rule, catch_up.rule, Stored(codecs, Plain(real)), real)
     return None if library is None else CompiledCatchUp(library, catch_up, real)
 
 
 @cache
-def _library(rule: UpdateRule, other: UpdateRule, real: np.dtype[Any]) -> ctypes.CDLL | None:
+def _library(
+    rule: UpdateRule, other: UpdateRule, stored: Stored, real: np.dtype[Any]
+) -> ctypes.CDLL | None:
     assert other.unnamed is not None, "an optimizer without it refuses the option"
+    if stored.cpp is None:
+        return None
     source = _SOURCE.format(
         include=rule.include,
         include_other="" if other is rule else other.include,
+        definitions=stored.definitions,
         functor=rule.functor,
+        codecs=stored.cpp,
         shift=cpp_type(rule.shift, rule.scalars),
         unnamed=other.unnamed.cpp_type(other.functor, other.slots, other.scalars),
         real=REALS[real],
     )
     folders = dict.fromkeys((*rule.include_folders, *other.include_folders))
-    library = build(f"{rule.name}-catch-up-{real}", source, folders)
+    name = f"{rule.name}-catch-up-{real if stored.is_plain else 'stored'}"
+    library = build(name, source, folders)
     if library is not None:
         library.bring_up_rows.restype = library.update_late_rows.restype = None
     return library

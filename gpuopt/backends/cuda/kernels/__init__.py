@@ -35,16 +35,19 @@ from gpuopt.backends.cuda.kernels.rows import (
     sum_runs,
 )
 from gpuopt.backends.cuda.kernels.sparse import (
+    bring_up_coded_rows,
     bring_up_rows,
     late_update,
     sparse_update,
     update_coded_rows,
+    update_late_coded_rows,
     update_other_coded_rows,
     update_other_rows,
 )
 
 __all__ = [
     "add_squares",
+    "bring_up_coded_rows",
     "bring_up_rows",
     "check_and_count_digits",
     "check_rows",
@@ -74,6 +77,7 @@ __all__ = [
     "sum_squares",
     "sum_terms",
     "update_coded_rows",
+    "update_late_coded_rows",
     "update_other_coded_rows",
     "update_other_rows",
 ]

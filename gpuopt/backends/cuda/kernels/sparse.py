@@ -35,6 +35,11 @@ from gpuopt.rules.update_rule import UpdateRule
 
 _TOUCHED = Pointer("uint32", is_optional=True)
 _LATE_TABLE = struct_of(LateTable)
+_OF_LATE_TABLES: dict[str, Parameter] = {
+    "only_late": _LATE_TABLE,
+    "late_tables": Pointer("int64", _LATE_TABLE, is_optional=True),
+    "num_done": UINT32S,
+}
 _OF_CATCH_UP = {
     **OF_TOUCHED_ROWS,
     "gpuopt::power_bits": POWER_BITS,
@@ -69,9 +74,7 @@ def late_update(
         {
             **_of_sorted_rows(arrays_struct(rule, storage), storage, key),
             **given_scalars(rule, storage, has_groups),
-            "only_late": _LATE_TABLE,
-            "late_tables": Pointer("int64", _LATE_TABLE, is_optional=True),
-            "num_done": UINT32S,
+            **_OF_LATE_TABLES,
             "lanes_per_row": INT32,
             "refused": REFUSED,
         },
@@ -89,12 +92,7 @@ def bring_up_rows(rule: UpdateRule, other_rows: UpdateRule, storage: Storage, in
         "bring_up_rows",
         {
             "arrays": arrays_struct(rule, storage),
-            "rows": Pointer(index, is_optional=True),
-            "num_rows": INT64,
-            "height": INT64,
-            "row_width": INT64,
-            "scalars": scalars_struct(rule, storage),
-            "late": _LATE_TABLE,
+            **_of_rows_brought_up(rule, storage, index),
             "lanes_per_row": INT32,
         },
         program(
@@ -148,6 +146,52 @@ def update_coded_rows(
 
 
 @cache
+def update_late_coded_rows(
+    rule: UpdateRule, other_rows: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, key: str
+) -> Kernel:
+    more = {**types_of_codes(codecs), **_unnamed(rule, other_rows)}
+    return Kernel(
+        "update_late_coded_rows",
+        {
+            **_of_sorted_rows(coded_arrays(rule, codecs, storage), storage, key),
+            **given_scalars(rule, storage, True),
+            **_OF_LATE_TABLES,
+            "refused": REFUSED,
+        },
+        program(rule, storage, True, Key=CPP_TYPES[key], **more),
+        rule,
+        file="late_coded_rows.cu",
+        constants={**_OF_CATCH_UP, **OF_CODES, **_of_late_numbers(other_rows, storage)},
+        other_rows=other_rows,
+        codecs=codecs,
+    )
+
+
+@cache
+def bring_up_coded_rows(
+    rule: UpdateRule,
+    other_rows: UpdateRule,
+    codecs: tuple[Coded, ...],
+    storage: Storage,
+    index: str,
+) -> Kernel:
+    more = {**types_of_codes(codecs), **_unnamed(rule, other_rows)}
+    return Kernel(
+        "bring_up_coded_rows",
+        {
+            "arrays": coded_arrays(rule, codecs, storage),
+            **_of_rows_brought_up(rule, storage, index),
+        },
+        program(rule, storage, has_groups=False, Index=CPP_TYPES[index], **more),
+        rule,
+        file="late_coded_rows.cu",
+        constants={**_OF_CATCH_UP, **OF_CODES, **_of_late_numbers(other_rows, storage)},
+        other_rows=other_rows,
+        codecs=codecs,
+    )
+
+
+@cache
 def update_other_coded_rows(
     rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, has_groups: bool = False
 ) -> Kernel:
@@ -175,6 +219,18 @@ def _of_sorted_rows(arrays: Struct, storage: Storage, key: str) -> dict[str, Par
         "rows": struct_of(SortedRows, Key=key),
         "parts": Pointer(real_of(storage)),
         "row_width": INT64,
+    }
+
+
+def _of_rows_brought_up(rule: UpdateRule, storage: Storage, index: str) -> dict[str, Parameter]:
+    """What kernels take that bring rows up to date, after the arrays."""
+    return {
+        "rows": Pointer(index, is_optional=True),
+        "num_rows": INT64,
+        "height": INT64,
+        "row_width": INT64,
+        "scalars": scalars_struct(rule, storage),
+        "late": _LATE_TABLE,
     }
 
 
