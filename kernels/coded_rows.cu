@@ -18,10 +18,9 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
                                   const unsigned long long* __restrict__ refused) {
   if (*refused != 0) return;
   prepare_codes<Program>();
-  update_rows_of_codes<Program>(Tables{only_gradient, gradients, num_tables}, only_arrays, arrays,
-                                rows, parts, row_width,
-                                GroupScalars<Program>{scalars, many_scalars}, TablesUpToDate(),
-                                touched);
+  update_rows_of_codes<Program>(
+      Tables{only_gradient, gradients, num_tables}, only_arrays, arrays, rows, parts, row_width,
+      GroupScalars<Program>{scalars, many_scalars}, TablesUpToDate(), touched);
 }
 
 // Applies the rule, with a gradient of 0, to the rows whose bit in `touched` is not set; see

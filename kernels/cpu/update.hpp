@@ -486,8 +486,7 @@ struct Update {
     Real slot[slot_capacity<Rule>][most_columns];
     const long long size;
 
-    Columns(void* const* arrays, Place at, long long columns)
-        : size(columns), first(at.element) {
+    Columns(void* const* arrays, Place at, long long columns) : size(columns), first(at.element) {
       open(arrays, at, std::index_sequence_for<Slot...>{});
     }
 

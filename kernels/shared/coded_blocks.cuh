@@ -385,8 +385,8 @@ struct CodedState : Numbered {
   __device__ __forceinline__ void round_stored(int i, const ScalarsOf<Program>& scalars,
                                                float& value, float* slot) const {
     if constexpr (Program::is_rounded)
-      this->template round<Program, IsRoundedAlike<drops_bits_of_var<Program>, false>>(
-          i, scalars, value, slot);
+      this->template round<Program, IsRoundedAlike<drops_bits_of_var<Program>, false>>(i, scalars,
+                                                                                       value, slot);
   }
 
   __device__ __forceinline__ float read(int i, const float (&gradient)[lane_codes],

@@ -1,5 +1,5 @@
-// Applies a rule to the rows that sparse gradients name, of tables whose slots are in 8 bits. Blocks
-// end at rows.
+// Applies a rule to the rows that sparse gradients name, of tables whose slots are in 8 bits.
+// Blocks end at rows.
 #pragma once
 #include "coded_blocks.cuh"
 #include "touched_rows.cuh"
