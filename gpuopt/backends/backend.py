@@ -13,6 +13,7 @@ from gpuopt.backends.clips import Clips
 from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
+from gpuopt.backends.record import NOTHING_KNOWN, StepRecord
 from gpuopt.codecs import Codecs, codec_of
 from gpuopt.device import Device
 from gpuopt.locks import Lock
@@ -404,10 +405,8 @@ class Backend(Protocol):
         gradients: Sequence[Array],
         scalars: Sequence[Scalars],
         *,
-        factors: Any = None,
-        sums: Any = None,
+        record: StepRecord = NOTHING_KNOWN,
         version: int | None = None,
-        refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
         """Applies `rule` to every element of every variable of a plan.
@@ -424,10 +423,8 @@ class Backend(Protocol):
                 share memory with each other and with what is written.
             scalars: The rule's scalars in the compute type of the variables' dtype: those of each
                 group of the plan.
-            factors: What the `clip_factor` of a clipped rule is found in: see `Clips`.
-            sums: What a clipped rule sums, if it is computed already: see `Clips.inputs`.
+            record: What the device knows of the call.
             version: Of the gradients, from the plan's `accept`; None if unknown.
-            refused: From `RowFlags.new`: nothing is written if a bad row was found.
             kept: What owns memory that the plan borrows: see `enter_update`.
         """
 
@@ -437,9 +434,8 @@ class Backend(Protocol):
         updates: Sequence[SparseUpdate],
         scalars: Sequence[Scalars],
         *,
-        factors: Any = None,
         other_rows: UpdateRule | None,
-        refused: Any = None,
+        record: StepRecord = NOTHING_KNOWN,
         kept: Sequence[Any] = (),
     ) -> None:
         """Applies `rule` to the rows of sparse gradients, with repeated rows summed first.
@@ -451,10 +447,9 @@ class Backend(Protocol):
                 update.
             scalars: The scalars of both rules in the compute type of the variables' dtype: those of
                 each group of the updates.
-            factors: What the `clip_factor` of a clipped rule is found in: see `Clips`.
             other_rows: A rule with the same slots that updates rows without a gradient, by a
                 gradient of 0; None if they stay, or catch up later.
-            refused: From `RowFlags.new`: nothing is written if a bad row was found.
+            record: What the device knows of the call.
             kept: What owns memory that the plan borrows: see `enter_update`.
         """
 

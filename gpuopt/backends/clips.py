@@ -1,4 +1,4 @@
-"""The protocol of norms of a step's gradients, and the factors that clip gradients to them."""
+"""The protocol of what is measured of a step's gradients, and decided by that, before it writes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from gpuopt.backends.loss_scaling import Decision
+from gpuopt.backends.record import StepRecord
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = Any
@@ -27,7 +29,7 @@ class ClipForm(IntEnum):
     """`1 / (n / c)` if `n` is more than `c`."""
 
 
-# The columns of factors: see `Clips.factors`.
+# The columns of factors: see `Clips.join`.
 SQUARES, NORM, FACTOR_OF_FLOAT32, FACTOR_OF_FLOAT64 = range(4)
 NUM_COLUMNS = 5
 
@@ -38,7 +40,7 @@ class RuleInputs(NamedTuple):
     Attributes:
         rule: The rule, before it clips; it has `degrees`.
         plan: Of the variables.
-        sums: What is written, for `Backend.apply_dense` of the plan.
+        sums: What is written, for `StepRecord.sums`.
         bounds: What each gradient is clipped to first, infinite if it is not: as it is given, or
             where the device alone knows what gradients are divided by, after that.
     """
@@ -55,7 +57,7 @@ class DenseGradients(NamedTuple):
     Attributes:
         arrays: The gradients, of any shapes and strides.
         norms: The number of the norm that each belongs to; below 0 if it belongs to none.
-        numbers: Where each stands in the step, for `LossScalings`.
+        numbers: Where each stands in the step, for `LastBad`.
         inputs: From `Clips.inputs`, of their variables; each gradient then belongs to a norm.
     """
 
@@ -81,7 +83,7 @@ class SparseGradient(NamedTuple):
         rows: [num_rows], int32 or int64 within range.
         height: The variable's number of rows.
         norm: The number of the norm that it belongs to, from 0.
-        number: Where it stands in the step, for `LossScalings`.
+        number: Where it stands in the step, for `LastBad`.
     """
 
     values: Array
@@ -135,14 +137,17 @@ class Clips(Protocol):
         sparse: Sequence[SparseGradient],
         num_norms: int,
         refused: Any = None,
+        *,
+        decides: bool = False,
     ) -> Array:
-        """Returns the sums of squares of each norm, float64 [num_norms].
+        """Returns what a device has for `join`: the sum of squares of each norm, float64.
 
         Args:
             dense: Gradients of all dtypes.
             sparse: Gradients of all dtypes.
             num_norms: How many norms there are.
-            refused: See `Backend.apply_sparse`: what is returned then is no sum.
+            refused: See `StepRecord`: what is returned then is no sum.
+            decides: Whether `join` is to decide about the step.
         """
 
     def measure(
@@ -151,20 +156,44 @@ class Clips(Protocol):
         sparse: Sequence[SparseGradient],
         limits: ClipLimits,
         refused: Any = None,
-    ) -> Array:
-        """Returns `factors` of `sums`: for gradients of this device alone."""
+        decision: Decision | None = None,
+    ) -> StepRecord:
+        """Does what `sums` and `join` do, for gradients of this device alone.
 
-    def factors(self, sums: Sequence[Array], limits: ClipLimits) -> Array:
-        """Returns what gradients are multiplied by, float64 [num_norms, NUM_COLUMNS].
+        The arguments are theirs. With a decision, one gradient has elements.
+        """
+
+    def join(
+        self, sums: Sequence[Array], limits: ClipLimits, decision: Decision | None = None
+    ) -> StepRecord:
+        """Returns what follows from the gradients of several devices.
+
+        A step that is decided about is made if all gradients are finite, of a sparse one the sums
+        of equal rows, and if no factor would make them NaN. Refused rows are no reason to change
+        the loss scale: the step is left out and not counted.
 
         Args:
-            sums: From `sums` of all devices, each brought to this one.
-            limits: The most of each norm.
+            sums: From `sums` of all devices with gradients, each brought to this one.
+            limits: The most of each norm. If there is a decision, `unscale` is 0 for the reciprocal
+                of the scale before the step.
+            decision: How to decide whether the step is made; None if the host does.
 
         Returns:
-            For each norm: its sum of squares, the norm, the factor as computed in float32 and in
-            float64, and `unscale`, which a device may have known alone. On a GPU, the host has not
-            waited for them.
+            The factors that gradients are multiplied by, float64 [num_norms, NUM_COLUMNS]: for each
+            norm its sum of squares, the norm, the factor as computed in float32 and in float64, and
+            `unscale`, which a device may have known alone. With a decision, `refused` is the loss
+            scale after the step. On a GPU, the host has not waited for them.
+        """
+
+    def memory(self, record: StepRecord) -> Array:
+        """Returns what the result of `join` is in, to be copied to another device at once."""
+
+    def take(self, record: StepRecord, memory: Array) -> StepRecord:
+        """Returns a record of another device for updates of this one.
+
+        Args:
+            record: From `join` of the other device.
+            memory: Its `memory`, brought to this one.
         """
 
     def factor_scalar(
@@ -174,3 +203,9 @@ class Clips(Protocol):
 
         In host memory it is the factor. Kernels take the norm's number, and the factors besides.
         """
+
+
+def sums_of(dense: Sequence[DenseGradients]) -> dict[int, Array]:
+    """Returns `StepRecord.sums` of gradients that are measured."""
+    every = [each.inputs for each in dense if each.inputs is not None]
+    return {id(each.plan): each.sums for each in every}

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuopt.backends import Target
 from gpuopt.backends.backend import Scalars, compute_type
-from gpuopt.backends.loss_scaling import Decided
+from gpuopt.backends.record import StepRecord
 from gpuopt.codecs import Codecs, codec_of
 from gpuopt.device import Device
 from gpuopt.rules.averaged import AVERAGE_WEIGHT, averaged
@@ -17,7 +17,6 @@ from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import Masters, kept_dtype
 from gpuopt.step.average_weights import AverageWeights
 from gpuopt.step.known import Batch, KnownGroups
-from gpuopt.step.ledger import Ledger
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable, known_identity
 
@@ -173,36 +172,26 @@ class StepAverages:
         rule = averaged_rule(rule, batch.dtype, self._masters)
         return rule, [{**each, AVERAGE_WEIGHT: weight} for each in scalars]
 
+    def start(self, variables: Sequence[Variable], values: Sequence[Variable]) -> None:
+        """Makes the averages that are missing; see `MovingAverages.start`."""
+        self._made += self._moving.start(variables, values)
+
     def follow(
-        self, variables: Sequence[Variable], values: Sequence[Variable], ledger: Ledger
+        self,
+        variables: Sequence[Variable],
+        values: Sequence[Variable],
+        of_counts: Sequence[StepAverages],
+        records: Mapping[Device, StepRecord],
     ) -> None:
-        """Moves the averages of variables that are updated; those that are missing are made.
+        """Moves the averages of variables that are updated.
 
         Args:
             variables: What the step has updated.
             values: See `MovingAverages.start`.
-            ledger: Of the step.
+            of_counts: These averages, for each count of steps that a GPU may have.
+            records: What devices know of the step.
         """
-        self._made += self._moving.start(variables, values)
-        weights = AverageWeights([1 - self._decay], ledger)
-        self._moving.move(variables, values, weights)
-
-    def follow_decided(
-        self,
-        variables: Sequence[Variable],
-        values: Sequence[Variable],
-        decided: Mapping[Device, Decided],
-        of_counts: Sequence[StepAverages],
-    ) -> None:
-        """Moves the averages that there are, in a step that GPUs have decided about.
-
-        Args:
-            variables: Those that are updated.
-            values: See `MovingAverages.start`.
-            decided: What each variable's GPU has made of the step.
-            of_counts: The averages for each count of steps that a GPU may have, this one first.
-        """
-        weights = AverageWeights([1 - each._decay for each in of_counts], decided=decided)
+        weights = AverageWeights([1 - each._decay for each in of_counts], records)
         self._moving.move(variables, values, weights)
 
     def forget(self, devices: Collection[Device] | None) -> None:

@@ -21,8 +21,10 @@ from gpuopt.backends.clips import (
     DenseGradients,
     RuleInputs,
     SparseGradient,
+    sums_of,
 )
-from gpuopt.backends.loss_scaling import Decided, Decision, LossScalings
+from gpuopt.backends.loss_scaling import Decision, LossScalings
+from gpuopt.backends.record import StepRecord
 from gpuopt.device import Device
 from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.clipped import CLIP_BOUND, CLIP_FACTOR, bounded, clipped
@@ -89,7 +91,7 @@ class Measured:
         """Takes norms that are computed on the current stream.
 
         Args:
-            factors: From `Clips.factors` of the device's backend.
+            factors: From `Clips.join` of the device's backend.
             device: Where they are.
             is_double: See `ClipLimits`.
             norms: By the number of a parameter group with a clipping of its own, or 0, the number
@@ -213,14 +215,9 @@ class StepClips:
         self._is_bounded = any(map(math.isfinite, bounds.values()))
         self._num_groups = num_groups
         self._unscale = unscale
-        # How a GPU is to decide about the step, which it is, and what it has made of it, on each.
+        # How a GPU is to decide about the step, and which it is.
         self.decision: Decision | None = None
         self.deciding: Device | None = None
-        self.decided: dict[Device, Decided] = {}
-        # By device; see `Clips.factors`.
-        self._factors: dict[Device, Any] = {}
-        # What rules sum, as it is computed with the norms, by the id of the plan.
-        self._inputs: dict[int, RuleInputs] = {}
         self._sums_inputs = True
         # Of so many gradients that follow each other, GPUs take the first one's number.
         self._num_alike = 1
@@ -228,36 +225,41 @@ class StepClips:
     def measure(
         self,
         parts: Sequence[tuple[ClippedPart, Batch]],
-        refused: Mapping[Device, Any],
+        flags: Mapping[Device, StepRecord],
         copies: Copies,
         sums_inputs: bool,
-    ) -> None:
-        """Computes the norms of gradients, before anything is written.
+    ) -> Mapping[Device, StepRecord]:
+        """Has devices compute the norms of gradients, and decide, before anything is written.
 
         Args:
             parts: All gradients of the step, with what updates them.
-            refused: By device, the row flag that kernels read.
+            flags: By device, the row flags that kernels read.
             copies: See `StepRequest`.
             sums_inputs: Whether the rules' sums are computed, too, where possible.
+
+        Returns:
+            What updates read on each device. If a GPU decides, these are the devices that know it.
         """
         self._sums_inputs = sums_inputs
         if not self._most:
-            return
+            return flags
+        decision = self.decision
         is_double = np.float64 in [batch.real for _, batch in parts]
         backends = {batch.device: batch.backend for _, batch in parts}
         identities = chain.from_iterable(part.identities() for part, _ in parts)
         if not copies.identities.issuperset(identities):
             copies = Copies()
         are_alike = copies.devices_are_alike
-        if self.decision is not None:  # a GPU does not know of rows that another one has refused
-            are_alike &= self.deciding in backends and refused.keys().isdisjoint(backends)
+        if decision is not None:  # a GPU does not know of rows that another one has refused
+            are_alike &= self.deciding in backends and flags.keys().isdisjoint(backends)
         # There are no other sums to be joined with those of a device.
         is_alone = are_alike or (len(backends) == 1 and self.deciding in (None, *backends))
         num_copies = 1 if are_alike else copies.number
         self._num_alike = copies.number if are_alike else 1
         limits = ClipLimits(self._most, self._clips.form, is_double, self._unscale, num_copies)
         knows_scale = is_alone or bool(self._unscale)
-        sums = []
+        records = {} if decision is not None else dict(flags)
+        sums, of_rules = [], {}
         for device, backend in backends.items():
             here = [each for each in parts if each[1].device == device]
             dense = [self._dense(*each, knows_scale) for each in here if not each[0].is_sparse]
@@ -266,27 +268,28 @@ class StepClips:
                 for each in here
                 if each[0].is_sparse and self._norm_of(each[1].scalar_groups[0]) != _NONE
             ]
-            flag = refused.get(device)
+            refused = flags[device].refused if device in flags else None
             with backend.enter():
-                if self.decision is not None and is_alone:
-                    given = dense, sparse, limits, self._decision_on(device, self.decision), flag
-                    self.decided[device] = scalings(device).decide(*given)
-                elif is_alone:
-                    self._factors[device] = backend.clips.measure(dense, sparse, limits, flag)
+                if is_alone:
+                    own = None if decision is None else self._decision_on(device, decision)
+                    measured = backend.clips.measure(dense, sparse, limits, refused, own)
+                    records[device] = measured
                 else:
-                    clips = backend.clips if self.decision is None else scalings(device)
-                    sums.append(clips.sums(dense, sparse, len(self._most), flag))
+                    of_rules[device] = sums_of(dense)
+                    decides, num_norms = decision is not None, len(self._most)
+                    found = backend.clips.sums(dense, sparse, num_norms, refused, decides=decides)
+                    sums.append(found)
         home = next((each for each in backends if each.kind == "gpu"), Device.cpu)
-        if sums and self.decision is not None:
-            self._decide_about_all(sums, backends, limits, self.decision)
-        elif sums:
-            brought = [to_device(each, home) for each in sums]
-            with backends[home].enter():
-                factors = backends[home].clips.factors(brought, limits)
-            self._factors = {device: to_device(factors, device) for device in backends}
-        if self.decision is not None:
-            self._factors = {at: decided.factors for at, decided in self.decided.items()}
-        self._clips.measured = Measured(self._factors[home], home, is_double, self._shown)
+        if sums:
+            joined = self._join(sums, self.deciding or home, backends, limits)
+            for device, record in joined.items():
+                refused = record.refused
+                if decision is None and device in flags:
+                    refused = flags[device].refused
+                own_sums = of_rules.get(device, {})
+                records[device] = record._replace(refused=refused, sums=own_sums)
+        self._clips.measured = Measured(records[home].factors, home, is_double, self._shown)
+        return records
 
     def _decision_on(self, device: Device, decision: Decision) -> Decision:
         """Returns how a device decides that has all gradients, as another one does."""
@@ -299,32 +302,32 @@ class StepClips:
             before = scalings(device).copied(to_device(memory, device))
         return decision._replace(before=before)
 
-    def _decide_about_all(
-        self,
-        sums: Sequence[Any],
-        devices: Iterable[Device],
-        limits: ClipLimits,
-        decision: Decision,
-    ) -> None:
-        """Has one GPU decide about a step of several, and tells the others."""
-        home = self.deciding
-        assert home is not None, "there is a decision"
+    def _join(
+        self, sums: Sequence[Any], home: Device, devices: Iterable[Device], limits: ClipLimits
+    ) -> dict[Device, StepRecord]:
+        """Has one device join the sums of all, and decide, and tells the others."""
         brought = [to_device(each, home) for each in sums]
+        clips = backend_for(home).clips
         with backend_for(home).enter():
-            decided = self.decided[home] = scalings(home).join(brought, limits, decision)
+            joined = clips.join(brought, limits, self.decision)
+        records = {home: joined}
         for device in devices:
             if device != home:
-                memory = to_device(decided.memory, device)
+                memory = to_device(clips.memory(joined), device)
                 with backend_for(device).enter():
-                    self.decided[device] = scalings(device).take(decided, memory)
+                    records[device] = backend_for(device).clips.take(joined, memory)
+        return records
 
-    def look(self) -> Measurement:
-        """Says what the norms tell of the gradients; the host waits for them."""
-        # Every device has the sums of all.
-        device, factors = next(iter(self._factors.items()))
+    def look(self, device: Device, record: StepRecord) -> Measurement:
+        """Says what the norms tell of the gradients; the host waits for them.
+
+        Args:
+            device: One that has updates.
+            record: From `measure`.
+        """
         backend = backend_for(device)
         with backend.enter():
-            found = backend.to_host(factors)
+            found = backend.to_host(record.factors)
         if not np.isfinite(found[:, FACTOR_OF_FLOAT64]).all():
             return Measurement.FACTOR_IS_NAN
         are_finite = np.isfinite(found[:, SQUARES]).all()
@@ -343,9 +346,14 @@ class StepClips:
         return clipped(rule) if self._is_clipped else rule
 
     def clip(
-        self, rule: UpdateRule, batch: Batch, groups: Sequence[int], scalars: Sequence[Scalars]
-    ) -> tuple[UpdateRule, list[Scalars], Any]:
-        """Returns that form of a rule, its scalars, and the factors that kernels read.
+        self,
+        rule: UpdateRule,
+        batch: Batch,
+        groups: Sequence[int],
+        scalars: Sequence[Scalars],
+        record: StepRecord,
+    ) -> tuple[UpdateRule, list[Scalars]]:
+        """Returns that form of a rule, and its scalars.
 
         Args:
             rule: What updates the batch.
@@ -353,8 +361,9 @@ class StepClips:
             groups: The numbers of the parameter groups that scalars are given for; if a GPU has
                 decided about the step, for one count of steps after the other.
             scalars: The rule's.
+            record: What the batch's device knows of the step.
         """
-        factors, real = self._factors.get(batch.device), batch.real
+        factors, real = record.factors, batch.real
         staged = self.stages_around(rule)
         names = staged.scalars[len(rule.scalars) :]
         extended: list[Scalars] = []
@@ -363,15 +372,7 @@ class StepClips:
             bound: np.floating[Any] = ignore_fp_warnings(real, self._bound_of(group))
             own = {UNSCALE: real(self._unscale), CLIP_BOUND: bound, CLIP_FACTOR: factor}
             extended.append({**each, **{name: own[name] for name in names}})
-        if self._has_counts:
-            num_counts = len(groups) // len(set(groups))
-            factors = self.decided[batch.device]._replace(num_counts=num_counts)
-        return staged, extended, factors
-
-    def sums_of(self, batch: Batch) -> Any:
-        """Returns what `Backend.apply_dense` takes for sums."""
-        found = self._inputs.get(id(batch.plan))
-        return None if found is None else found.sums
+        return staged, extended
 
     def _norm_of(self, group: int) -> int:
         """Returns the number of the norm of a parameter group's gradients."""
@@ -407,10 +408,7 @@ class StepClips:
             return None
         at_groups = [0] * num_arrays if batch.groups is None else batch.groups
         bounds = [of_groups[at] / (self._unscale or 1.0) for at in at_groups]
-        inputs = batch.backend.clips.inputs(rule, batch.plan, bounds)
-        if inputs is not None:
-            self._inputs[id(batch.plan)] = inputs
-        return inputs
+        return batch.backend.clips.inputs(rule, batch.plan, bounds)
 
     def _bound_of(self, group: int) -> float:
         """Returns the largest element of a parameter group's gradients."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import SparseUpdate, compute_type
+from gpuopt.backends.record import StepRecord
 from gpuopt.rules.accumulation import place_sum
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -30,12 +31,12 @@ def as_dense(
         slices: On the device.
         variable: What they are the gradient of.
         dtype: The result's: the variable's, or its slots'.
-        refused: See `Backend.apply_sparse`.
+        refused: See `StepRecord`.
     """
     with backend.enter():
         dense = backend.xp.full(variable.shape, -0.0, dtype)
     plan = backend.plan_dense([Target(dense, [])])
     update = SparseUpdate(plan, slices.values, slices.indices)
-    scalars = {"zero": compute_type(dtype)(0)}
-    backend.apply_sparse(place_sum, [update], [scalars], other_rows=None, refused=refused)
+    scalars, record = {"zero": compute_type(dtype)(0)}, StepRecord(refused)
+    backend.apply_sparse(place_sum, [update], [scalars], other_rows=None, record=record)
     return dense

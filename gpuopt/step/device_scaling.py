@@ -241,16 +241,17 @@ class _DecidedStep:
             unscale = 0.0
         else:
             unscale = float(np.float32(1) / loss_scale.number())
+        counts = chain.counts[-1:] if self._policy.refuses else chain.counts
         decision = Decision(
             self._policy.rule,
             self._policy.accept_after,
             chain.scale.scaling,
-            chain.num_made + len(chain.counts) - 1,
             chain.num_calls + 1,
             self._policy.refuses,
             chain.copies,
+            len(counts),
+            chain.num_made + len(chain.counts),
         )
-        counts = chain.counts[-1:] if self._policy.refuses else chain.counts
         every = [each.of_step for each in reversed(counts)]
         updates.decide_on_gpu(decision, chain.scale.device, unscale, every)
 
@@ -258,7 +259,7 @@ class _DecidedStep:
         chain = self._policy.ledger.books.chain
         assert chain is not None, "the step was decided about"
         device, num_calls = chain.scale.device, chain.num_calls + 1
-        copies = {at: each.after for at, each in updates.decided_by_device.items()}
+        copies = {at: record.refused for at, record in updates.records.items()}
         after = copies.pop(device)
         outcome = Outcome(num_calls, scalings(device).read(after), updates.measured_names)
         longer = chain._replace(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from gpuopt import environment
 from gpuopt.backends import backend_for, gpu_backends, to_device
 from gpuopt.backends.backend import FlagRead, RowCheck, RowFlag, RowFlags
+from gpuopt.backends.record import StepRecord
 from gpuopt.device import Device
 from gpuopt.locks import Lock, call_locked
 from gpuopt.step.chain import Chain, Outcome
@@ -135,14 +136,12 @@ class Ledger:
         self._unreported: deque[Callable[[], None]] = deque()
         register(self)
 
-    def flag(self, device: Device) -> RowFlag | None:
-        """Returns the flag that this thread's kernels must read before they write, or None."""
-        return self.flags.get(device) if self._thread == get_ident() else None
-
     @property
-    def flags_of_this_thread(self) -> Mapping[Device, RowFlag]:
-        """Those that `flag` returns, by device."""
-        return self.flags if self._thread == get_ident() else {}
+    def records(self) -> dict[Device, StepRecord]:
+        """By device, the flags that this thread's kernels must read before they write."""
+        if self._thread != get_ident():
+            return {}
+        return {device: StepRecord(flag) for device, flag in self.flags.items()}
 
     def unless_refused(self, device: Device, new: Any, old: Any) -> Any:
         """Returns what to write beside this call's updates: `old` if `device` refuses its rows.
@@ -152,9 +151,10 @@ class Ledger:
             new: An array.
             old: An array that can be broadcast to its shape.
         """
-        flag = self.flag(device)
-        if flag is None:
+        record = self.records.get(device)
+        if record is None:
             return new
+        flag = record.refused
         with backend_for(device).enter_reading(flag, kept=(flag, new, old)):
             return _row_flags(device).unless_set(flag, new, old)
 

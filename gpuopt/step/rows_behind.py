@@ -15,7 +15,7 @@ import numpy as np
 from gpuopt.backends import to_device
 from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.backends.catch_up import CatchUp
-from gpuopt.backends.loss_scaling import Decided
+from gpuopt.backends.record import StepRecord
 from gpuopt.locks import Lock, call_locked
 from gpuopt.rules.catch_up import Factors, key_of, may_be_missed
 from gpuopt.rules.update_rule import UpdateRule
@@ -177,9 +177,8 @@ def update_tables(
     other_rows: UpdateRule,
     updates: Sequence[SparseUpdate],
     scalars: Sequence[Scalars],
-    factors: Any = None,
+    record: StepRecord,
     *,
-    refused: Any = None,
     stepping: bool,
 ) -> list[bool | None]:
     """Updates the rows of gradients together, after the steps that they have missed.
@@ -191,16 +190,14 @@ def update_tables(
         updates: Of each table.
         scalars: Of both rules, for each group; if a GPU decides about the step, for one count of
             steps after the other.
-        factors: See `Backend.apply_sparse`.
-        refused: See `Backend.apply_sparse`.
+        record: See `Backend.apply_sparse`.
         stepping: Whether missed steps are to be made one by one.
 
     Returns:
         For each table, whether it did: not if all rows have to be updated in this step. Then all
         are up to date. None if the table is replaced, and has done nothing.
     """
-    num_counts = factors.num_counts if isinstance(factors, Decided) else 1
-    num_groups = len(scalars) // num_counts
+    num_groups = len(scalars) // record.num_counts
 
     def update_locked() -> list[bool | None]:
         done: list[bool | None] = []
@@ -216,9 +213,7 @@ def update_tables(
                 catch_up.rounding = of_counts[0] if rule.is_rounded else None
                 late.append(update._replace(catch_up=catch_up))
         if late:
-            tables[0]._backend.apply_sparse(
-                rule, late, scalars, factors=factors, other_rows=None, refused=refused
-            )
+            tables[0]._backend.apply_sparse(rule, late, scalars, other_rows=None, record=record)
         return done
 
     return call_locked([lock for table in tables for lock in table._locks], update_locked)

@@ -6,13 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from gpuopt.backends import array_types, backend_for
 from gpuopt.backends.backend import Scalars
-from gpuopt.backends.loss_scaling import Decided, Decision
+from gpuopt.backends.loss_scaling import Decision
+from gpuopt.backends.record import NOTHING_KNOWN, StepRecord
 from gpuopt.computed_once import computed_once
 from gpuopt.device import Device
 from gpuopt.fp_warnings import ignore_fp_warnings
@@ -70,6 +72,8 @@ class RuleUpdates:
     fixed_by: Mapping[Identity, Any] | None = None
     has_rows_on_a_gpu = False
     is_planned = False
+    # What devices know of the step, as far as updates must read it.
+    records: Mapping[Device, StepRecord] = MappingProxyType({})
     _is_measured = False
 
     def __init__(self, optimizer: RuleOptimizer, request: StepRequest) -> None:
@@ -378,48 +382,42 @@ class RuleUpdates:
         values = variables
         if self._optimizer.slot_codecs.masters is not None:
             values = [master_or_own(self._optimizer.state, each) for each in variables]
-        if self.gpu_decides is None:
-            averages.follow(variables, values, self._optimizer.ledger)
-            return
+        if self.gpu_decides is None:  # else there are all
+            averages.start(variables, values)
         every = [each.averages for each in self._of_counts if each.averages is not None]
-        averages.follow_decided(variables, values, self.decided_by_device, every)
+        averages.follow(variables, values, every, self.records)
 
     def apply(self, *, is_alone: bool = True) -> list[Any]:
         """See `Updates`; by a hook, which is not alone, no constraint and average follows."""
         optimizer = self._optimizer
         units = self._units or units_of(self._parts)
         joined = [self._join(unit) for unit in units]
-        if self._clips is not None and not self._is_measured:
+        if self._clips is None:
+            if optimizer.ledger.flags:
+                self.records = optimizer.ledger.records
+        elif not self._is_measured:
             ignore_fp_warnings(self._measure, units, [rule for rule, *_ in joined])
         for unit, (rule, numbers, scalars) in zip(units, joined, strict=True):
             part, batch = unit[0]
-            factors, sums = None, None
-            # Rows in host memory have been checked already.
-            has_flag = batch.backend.row_flags is not None
-            refused = optimizer.ledger.flag(batch.device) if has_flag else None
+            record = self.records.get(batch.device, NOTHING_KNOWN)
             if self._clips is not None:
                 of_counts = [*numbers] * len(self._of_counts)
-                rule, scalars, factors = self._clips.clip(rule, batch, of_counts, scalars)
-                sums = self._clips.sums_of(batch)
-                if self._clips.decided:
-                    refused = self._clips.decided[batch.device].after
+                rule, scalars = self._clips.clip(rule, batch, of_counts, scalars, record)
             self._writing = unit
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]
             if part.is_sparse and rule.sums:
-                apply_as_dense(optimizer, unit, rule, numbers, scalars, factors, refused, kept)
+                apply_as_dense(optimizer, unit, rule, numbers, scalars, record, kept)
             elif part.is_sparse:
-                apply_sparse(optimizer, unit, rule, numbers, scalars, factors, refused, kept)
+                apply_sparse(optimizer, unit, rule, numbers, scalars, record, kept)
             else:
                 batch.backend.apply_dense(
                     rule,
                     batch.plan,
                     batch.select(part.gradients) if batch.positions else part.gradients,
                     scalars,
-                    factors=factors,
-                    sums=sums,
+                    record=record,
                     version=None if part.versions is None else part.versions[batch.number],
-                    refused=refused,
                     kept=kept,
                 )
             self._done += unit
@@ -527,12 +525,6 @@ class RuleUpdates:
         self._of_counts = of_counts
 
     @property
-    def decided_by_device(self) -> Mapping[Device, Decided]:
-        """What GPUs have made of the step, after `apply`: each whose updates read it."""
-        assert self._clips is not None, "decide_on_gpu comes first"
-        return self._clips.decided
-
-    @property
     def measured_names(self) -> Sequence[tuple[Sequence[int], Sequence[str], bool]]:
         """The numbers of gradients, their variables' names, and whether they are sparse."""
         return [(part.numbers, part.require_group().names, part.is_sparse) for part in self._parts]
@@ -542,7 +534,8 @@ class RuleUpdates:
         units = self._units = self._units or units_of(self._parts)
         self._is_measured = True
         ignore_fp_warnings(self._measure, units, [rule for rule, *_ in map(self._join, units)])
-        found = self._clips.look()
+        device = units[0][0][1].device  # each has the sums of all
+        found = self._clips.look(device, self.records[device])
         if found is Measurement.FINITE:
             return None
         is_clipped_to_nan = found is Measurement.FACTOR_IS_NAN
@@ -552,11 +545,11 @@ class RuleUpdates:
         """Computes the norms of the gradients of all units, with the rules of `_join`."""
         assert self._clips is not None, "they are asked for"
         every_part = list(chain.from_iterable(units))
-        flags = self._optimizer.ledger.flags_of_this_thread
+        flags = self._optimizer.ledger.records
         # A stage of an option may change the gradient that the rule itself sums.
         own = [unit[0][0].rule for unit in units]
         sums_inputs = all(rule.degrees == its.degrees for rule, its in zip(rules, own, strict=True))
-        self._clips.measure(every_part, flags, self.request.copies, sums_inputs)
+        self.records = self._clips.measure(every_part, flags, self.request.copies, sums_inputs)
 
     def written(self) -> tuple[list[str], list[str]]:
         return names_of(self._done), names_of(self._writing)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from gpuopt.backends.backend import Scalars, SparseUpdate
+from gpuopt.backends.record import StepRecord
 from gpuopt.rules.staged import of_named_rows, staged
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import MASTER, kept_dtype
@@ -34,8 +35,7 @@ def apply_sparse(
     rule: UpdateRule,
     numbers: Sequence[int],
     scalars: Sequence[Scalars],
-    factors: Any,
-    refused: Any,
+    record: StepRecord,
     kept: Sequence[Any],
 ) -> None:
     """Updates the rows of sparse gradients, and the other rows where the rule has one for them.
@@ -47,8 +47,7 @@ def apply_sparse(
         numbers: The parameter groups that `scalars` are for.
         scalars: The rule's: one for each of `numbers`, and again for each count of steps that a GPU
             may have reached.
-        factors: What gradients are multiplied by, if they are clipped.
-        refused: The GPU's flag of refused rows; None on a CPU.
+        record: What their device knows of the call.
         kept: What must live until the update is done.
     """
     other_rows = optimizer.rule_of_other_rows
@@ -59,9 +58,7 @@ def apply_sparse(
         for part, batch in unit
     ]
     if other_rows is not None and optimizer.catch_up:
-        left = _left_by_catching_up(
-            optimizer, unit, rule, other_rows, updates, scalars, factors, refused
-        )
+        left = _left_by_catching_up(optimizer, unit, rule, other_rows, updates, scalars, record)
         if not left:
             return
         unit, updates = [unit[at] for at in left], [updates[at] for at in left]
@@ -72,13 +69,7 @@ def apply_sparse(
             num_rows = len(part.gradients[0].indices)
             optimizer.misuse.hint_at_cost(optimizer, part.variables()[0], num_rows)
     unit[0][1].backend.apply_sparse(
-        rule,
-        updates,
-        scalars,
-        factors=factors,
-        other_rows=other_rows,
-        refused=refused,
-        kept=kept,
+        rule, updates, scalars, other_rows=other_rows, record=record, kept=kept
     )
 
 
@@ -89,8 +80,7 @@ def _left_by_catching_up(
     other_rows: UpdateRule,
     updates: Sequence[SparseUpdate],
     scalars: Sequence[Scalars],
-    factors: Any,
-    refused: Any,
+    record: StepRecord,
 ) -> list[int]:
     """Updates tables whose rows may fall behind; returns the positions of the others."""
     left: list[int] = []
@@ -110,8 +100,7 @@ def _left_by_catching_up(
             other_rows,
             [updates[at] for at in waiting],
             scalars,
-            factors,
-            refused=refused,
+            record,
             stepping=optimizer.catch_up == "stepping",
         )
         answers = list(zip(waiting, done, strict=True))
@@ -127,8 +116,7 @@ def apply_as_dense(
     rule: UpdateRule,
     numbers: Sequence[int],
     scalars: Sequence[Scalars],
-    factors: Any,
-    refused: Any,
+    record: StepRecord,
     kept: Sequence[Any],
 ) -> None:
     """Updates by sparse gradients as by dense ones, whose other rows are 0: for rules with sums.
@@ -142,10 +130,9 @@ def apply_as_dense(
         batch.backend.apply_dense(
             rule,
             batch.plan,
-            [as_dense(batch.backend, part.gradients[0], variable, dtype, refused)],
+            [as_dense(batch.backend, part.gradients[0], variable, dtype, record.refused)],
             # Of each count.
             scalars[numbers.index(batch.scalar_groups[0]) :: len(numbers)],
-            factors=factors,
-            refused=refused,
+            record=record,
             kept=[*kept, part.gradients],
         )

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuopt.backends import Target, backend_for, to_device
 from gpuopt.backends.backend import Scalars, codecs_of
+from gpuopt.backends.record import NOTHING_KNOWN, StepRecord
 from gpuopt.codecs import Codecs
 from gpuopt.rules.accumulation import begin_sum
 from gpuopt.rules.averaged import moving_average
@@ -100,8 +101,7 @@ def _update(
     read: Sequence[Any],
     rule: UpdateRule,
     scalars: Sequence[Scalars],
-    factors: Any = None,
-    refused: Any = None,
+    record: StepRecord = NOTHING_KNOWN,
 ) -> None:
     arrays = [storage_of(each) for each in read]
     identities = [each.identity for each in read if isinstance(each, Variable)]
@@ -111,9 +111,8 @@ def _update(
             batch.plan,
             arrays,
             scalars,
-            factors=factors,
+            record=record,
             version=batch.plan.accept(arrays),
-            refused=refused,
         )
 
 

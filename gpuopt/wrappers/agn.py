@@ -192,7 +192,7 @@ def _add(gradient: Gradient, total: Variable, ledger: Ledger) -> None:
     with reading(total), backend.enter():
         if isinstance(gradient, IndexedSlices):
             rows = gradient.indices
-            if ledger.flag(total.device) is not None:
+            if total.device in ledger.records:
                 # The GPU may be about to find some that are not there.
                 rows = backend.xp.clip(rows, 0, total.shape[0] - 1)
             gradient, rows = backend.sum_duplicate_rows(gradient.values, rows)

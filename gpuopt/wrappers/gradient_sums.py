@@ -13,6 +13,7 @@ from gpuopt import environment
 from gpuopt.backends import Target, backend_for
 from gpuopt.backends.backend import codecs_of
 from gpuopt.backends.clips import FACTOR_OF_FLOAT32
+from gpuopt.backends.record import NOTHING_KNOWN, StepRecord
 from gpuopt.codecs import Codecs
 from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
@@ -182,17 +183,17 @@ class GradientSums(SumsInState):
         versions = group.accept(gradients)
         for batch in group.batches:
             scalars = {"divisor": batch.real(divisor)}
-            factors = None
+            record = NOTHING_KNOWN
             if loss_scale is not None:
                 factors = self._factors.on(batch.device, loss_scale)
                 factor = batch.backend.clips.factor_scalar(factors, 0, batch.real)
-                scalars[CLIP_FACTOR] = factor
+                scalars[CLIP_FACTOR], record = factor, StepRecord(factors=factors)
             batch.backend.apply_dense(
-                rule if factors is None else clipped(rule),
+                rule if loss_scale is None else clipped(rule),
                 batch.plan,
                 batch.select(gradients),
                 [scalars],
-                factors=factors,
+                record=record,
                 version=None if versions is None else versions[batch.number],
             )
 

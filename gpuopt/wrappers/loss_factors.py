@@ -33,7 +33,7 @@ class LossFactors:
         self._made: dict[Device, _LossFactor] = {}
 
     def on(self, device: Device, loss_scale: Any) -> Any:
-        """Returns the reciprocal there, in the place of `Clips.factors` of one norm.
+        """Returns the reciprocal there, in the place of `StepRecord.factors` of one norm.
 
         Work on the current stream waits until it is made, and must hold it: the next scale's is
         another.

@@ -136,5 +136,5 @@ class MovingAverageOptimizer(StepWrapper):
 
     def _move(self, updates: Updates, ledger: Ledger) -> None:
         variables = updates.variables()
-        weights = AverageWeights([1 - self.averages.decay_now()], ledger)
+        weights = AverageWeights([1 - self.averages.decay_now()], ledger.records)
         self.averages.move(variables, variables, weights)

@@ -154,7 +154,7 @@ class VariableClippingOptimizer(StepWrapper):
                 if rows is None:
                     old = variable.storage
                 else:
-                    if ledger.flag(variable.device) is not None:
+                    if variable.device in ledger.records:
                         # The GPU may be about to find some that are not there.
                         rows = backend.xp.clip(rows, 0, variable.shape[0] - 1)
                     variable.bring_up(rows)

@@ -19,7 +19,7 @@ struct FewScalars {
 // The scalars of groups of a clipped rule, by value.
 template <class Scalars, int count>
 struct ClippedScalars {
-  // The address of what `Clips.factors` returned, `ClipResult` of each norm; 0 if no gradient has a
+  // The address of what `Clips.join` returned, `ClipResult` of each norm; 0 if no gradient has a
   // norm.
   long long factors;
   // See `FewScalars`.
@@ -136,7 +136,7 @@ struct ClipRule {
   int is_double;
 };
 
-// A row of what `Clips.factors` returns.
+// A row of what `Clips.join` returns.
 struct ClipResult {
   double squares;
   double norm;

@@ -242,9 +242,9 @@ def test_sums_have_the_same_bits_in_every_order_at_any_address_and_on_the_host(d
         backend = CudaBackend(Device("gpu", 0), launcher)
         dense = [DenseGradients([copy, copy[:100], memory[:0], copy[7:]], [0, 1, 0, 0])]
         sparse = [SparseGradient(apart, rows, 9, 1)]
-        got = backend.clips.measure(dense, sparse, limits)
+        got = backend.clips.measure(dense, sparse, limits).factors
         found.add(got.tobytes())
-        host = CpuClips(CpuLimits()).measure(dense, sparse, limits)
+        host = CpuClips(CpuLimits()).measure(dense, sparse, limits).factors
         np.testing.assert_array_equal(got[0], host[0])
         # 66 rows each are added up in another order.
         tolerance = 66 * np.finfo(compute_type(np.dtype(dtype))).eps
@@ -259,15 +259,15 @@ def test_squares_that_floats_cannot_hold_have_the_hosts_bits(dtype: Any) -> None
     large = rng.normal(size=16384 + 77) * 2.0 ** np.repeat([100, 40], [16384, 77])
     dense = [DenseGradients([large.astype(dtype)], [0], [0])]
     limits = ClipLimits([np.float32(2)], ClipForm.TENSORFLOW, False, 2.0**-90)
-    host = CpuClips(CpuLimits()).measure(dense, [], limits)
+    host = CpuClips(CpuLimits()).measure(dense, [], limits).factors
     backend = CudaBackend(Device("gpu", 0), EmulatorLauncher())
     scaling = backend.loss_scalings.new(ScaleState(2.0**90))
-    decision = Decision(ScaleRule(), None, scaling, host_count=0, step=1)
-    decided = backend.loss_scalings.decide(dense, [], limits, decision)
-    for factors in (backend.clips.measure(dense, [], limits), decided.factors):
+    decision = Decision(ScaleRule(), None, scaling, step=1)
+    decided = backend.clips.measure(dense, [], limits, decision=decision)
+    for factors in (backend.clips.measure(dense, [], limits).factors, decided.factors):
         assert np.isfinite(factors).all()
         np.testing.assert_array_equal(factors, host)
-    assert decided.after.num_made[0] == 1
+    assert decided.refused.num_made[0] == 1
 
 
 @pytest.mark.emulator
@@ -278,8 +278,8 @@ def test_factors_are_the_hosts_for_all_numbers(form: ClipForm) -> None:
     for most in (0.0, 0.5, 2.0, 3.0, 1e30, 2.0**126, 3e38, 1e40, 1.7e308, np.inf):
         for is_double in (False, True):
             limits = ClipLimits([np.float64(most)] * len(squares), form, is_double)
-            got = backend.clips.factors([squares, 0 * np.ones_like(squares)], limits)
-            np.testing.assert_array_equal(got, host.factors([squares, 0 * squares**0], limits))
+            got = backend.clips.join([squares, 0 * np.ones_like(squares)], limits).factors
+            np.testing.assert_array_equal(got, host.join([squares, 0 * squares**0], limits).factors)
 
 
 @pytest.mark.emulator
@@ -294,7 +294,7 @@ def test_sums_of_any_number_of_devices_are_joined_in_their_order(num_devices: in
     for each in sums:
         added += each
     for _ in range(2):
-        got = backend.clips.factors(sums, limits)
+        got = backend.clips.join(sums, limits).factors
         np.testing.assert_array_equal(got[:, 0], added)
         np.testing.assert_array_equal(got[:, 1], np.sqrt(added))
 

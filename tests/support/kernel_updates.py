@@ -15,6 +15,7 @@ from gpuopt.backends.backend import SparseUpdate, compute_type
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.sorted_rows import add_sort
 from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.backends.record import StepRecord
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -35,7 +36,8 @@ def apply_dense(
     refused: Any = None,
 ) -> None:
     plan = backend.plan_dense([Target(update.var, update.slots) for update in updates])
-    backend.apply_dense(rule, plan, [update.grad for update in updates], [scalars], refused=refused)
+    gradients, record = [update.grad for update in updates], StepRecord(refused)
+    backend.apply_dense(rule, plan, gradients, [scalars], record=record)
 
 
 def apply_sparse(
@@ -52,7 +54,7 @@ def apply_sparse(
         [SparseUpdate(plan, update.grad, update.rows)],
         [scalars],
         other_rows=rule if all_rows else None,
-        refused=refused,
+        record=StepRecord(refused),
     )
 
 

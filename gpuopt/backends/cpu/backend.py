@@ -42,6 +42,7 @@ from gpuopt.backends.foreign import array_of_foreign, is_foreign
 from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.norms import Norms
+from gpuopt.backends.record import NOTHING_KNOWN, StepRecord
 from gpuopt.backends.row_order import TableOfWidth, first_positions
 from gpuopt.backends.unowned import array_at
 from gpuopt.codecs import Codecs
@@ -184,10 +185,8 @@ class CpuBackend:
         gradients: Sequence[Array],
         scalars: Sequence[Scalars],
         *,
-        factors: Any = None,
-        sums: Any = None,
+        record: StepRecord = NOTHING_KNOWN,
         version: int | None = None,
-        refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
         watcher = watching.this_thread.watcher
@@ -202,9 +201,8 @@ class CpuBackend:
         updates: Sequence[SparseUpdate],
         scalars: Sequence[Scalars],
         *,
-        factors: Any = None,
         other_rows: UpdateRule | None,
-        refused: Any = None,
+        record: StepRecord = NOTHING_KNOWN,
         kept: Sequence[Any] = (),
     ) -> None:
         watcher = watching.this_thread.watcher

@@ -19,7 +19,9 @@ from gpuopt.backends.clips import (
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.sparse_update import sum_duplicate_rows
 from gpuopt.backends.cpu.squares import sum_of_squares
+from gpuopt.backends.loss_scaling import Decision
 from gpuopt.backends.norms import may_be_reached
+from gpuopt.backends.record import StepRecord
 from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -41,6 +43,8 @@ class CpuClips:
         sparse: Sequence[SparseGradient],
         num_norms: int,
         refused: Any = None,
+        *,
+        decides: bool = False,
     ) -> Array:
         sums = np.zeros(num_norms)
         for gradients in dense:
@@ -58,11 +62,20 @@ class CpuClips:
         sparse: Sequence[SparseGradient],
         limits: ClipLimits,
         refused: Any = None,
-    ) -> Array:
-        return self.factors([self.sums(dense, sparse, len(limits.most), refused)], limits)
+        decision: Decision | None = None,
+    ) -> StepRecord:
+        return self.join([self.sums(dense, sparse, len(limits.most))], limits)
 
-    def factors(self, sums: Sequence[Array], limits: ClipLimits) -> Array:
-        return ignore_fp_warnings(_factors, sums, limits)
+    def join(
+        self, sums: Sequence[Array], limits: ClipLimits, decision: Decision | None = None
+    ) -> StepRecord:
+        return StepRecord(factors=ignore_fp_warnings(_factors, sums, limits))
+
+    def memory(self, record: StepRecord) -> Any:
+        return record.factors
+
+    def take(self, record: StepRecord, memory: Any) -> StepRecord:
+        return StepRecord(factors=memory)
 
     def factor_scalar(
         self, factors: Array, norm: int, real: type[np.floating[Any]]

@@ -20,6 +20,7 @@ from gpuopt.backends.backend import (
     codecs_of,
     compute_type,
 )
+from gpuopt.backends.clips import Clips
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.catch_up import CudaLateRows
 from gpuopt.backends.cuda.clips import CudaClips
@@ -51,6 +52,7 @@ from gpuopt.backends.foreign import array_of_foreign
 from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
+from gpuopt.backends.record import NOTHING_KNOWN, StepRecord
 from gpuopt.backends.row_order import MAX_ROWS, together
 from gpuopt.backends.unowned import array_at
 from gpuopt.codecs import Codecs
@@ -84,11 +86,10 @@ class CudaBackend:
         self.row_flags = CudaRowFlags(launcher, self._lock, self._order, self._workspaces)
         self.norms: Norms = CudaNorms(launcher)
         self.late_rows: LateRows = CudaLateRows(launcher, self._lock, self._order, self._workspaces)
-        self.clips = CudaClips(
-            launcher, self._lock, self._order, self._workspaces, self._flag_array
-        )
-        self.loss_scalings: LossScalings = CudaLossScalings(
-            launcher, self._lock, self._order, self.clips
+        scalings = CudaLossScalings(launcher, self._lock, self._order)
+        self.loss_scalings: LossScalings = scalings
+        self.clips: Clips = CudaClips(
+            launcher, self._lock, self._order, self._workspaces, scalings, self._flag_array
         )
         self._why_no_reads: str | None = None
         self._unset_flag = self.row_flags.new()
@@ -272,28 +273,25 @@ class CudaBackend:
         gradients: Sequence[Any],
         scalars: Sequence[Scalars],
         *,
-        factors: Any = None,
-        sums: Any = None,
+        record: StepRecord = NOTHING_KNOWN,
         version: int | None = None,
-        refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
         if plan.num_variables == 0:
             return
-        flags = () if refused is None else (refused,)
+        flags = () if record.refused is None else (record.refused,)
         with self._lock, self._launcher.device():
             last = plan.last_update = self._order.begin(plan.updated, plan.last_update)
             used: Sequence[Any] = ()
             try:
                 if flags:
                     self._order.follow(flags)
-                flag = self._flag_array(refused)
-                update, used = plan.begin(rule, gradients, version, scalars, factors, sums, flag)
+                refused = self._flag_array(record.refused)
+                update, used = plan.begin(rule, gradients, version, scalars, record, refused)
                 update.launch.start()
                 plan.end(update)
             finally:
-                given = gradients, used, factors, sums, kept
-                self._order.end(last, (plan.memory, *given, flags), flags)
+                self._order.end(last, (plan.memory, gradients, used, record, kept), flags)
 
     def apply_sparse(
         self,
@@ -301,18 +299,17 @@ class CudaBackend:
         updates: Sequence[SparseUpdate],
         scalars: Sequence[Scalars],
         *,
-        factors: Any = None,
         other_rows: UpdateRule | None,
-        refused: Any = None,
+        record: StepRecord = NOTHING_KNOWN,
         kept: Sequence[Any] = (),
     ) -> None:
         plans = [each.plan for each in updates if each.plan.num_variables]
         if not plans:
             return
-        flags = () if refused is None else (refused,)
+        flags = () if record.refused is None else (record.refused,)
         # Copies of gradients are made on the current stream, which gets their memory back.
         gradients = [each[1:3] for each in updates]
-        used: list[Any] = [[plan.memory for plan in plans], gradients, factors, kept, flags]
+        used: list[Any] = [[plan.memory for plan in plans], gradients, record, kept]
         with self._lock, self._launcher.device():
             last = self._begin(plans)
             try:
@@ -334,7 +331,7 @@ class CudaBackend:
                 check = (
                     self.row_flags.take(flags[0], updates[0].rows) if flags and is_alone else None
                 )
-                given = scalars, factors, self._flag_array(refused)
+                given = scalars, record, self._flag_array(record.refused)
                 codecs = plans[0].codecs
                 workspace = self._workspaces.take()
                 for width, tables in by_width.items():

@@ -1,20 +1,28 @@
-"""Norms of a step's gradients on a GPU, and the factors that clip gradients to them."""
+"""What a GPU measures of a step's gradients, and decides by that."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuopt.backends.clips import ClipLimits, DenseGradients, RuleInputs, SparseGradient
+from gpuopt.backends.clips import (
+    ClipLimits,
+    DenseGradients,
+    RuleInputs,
+    SparseGradient,
+    sums_of,
+)
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_plan import DensePlan
 from gpuopt.backends.cuda.launch_shapes import CLIP_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.loss_scaling import DECIDED_ELSEWHERE, CudaLossScalings
 from gpuopt.backends.cuda.measured_tables import MeasuredTables
 from gpuopt.backends.cuda.mixed import storage_of
 from gpuopt.backends.cuda.norms import ClippedArrays
@@ -31,6 +39,8 @@ from gpuopt.backends.cuda.structs import (
     LossDecision,
 )
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
+from gpuopt.backends.loss_scaling import Decision
+from gpuopt.backends.record import StepRecord
 from gpuopt.backends.row_order import together
 from gpuopt.locks import Lock
 from gpuopt.rules.update_rule import UpdateRule
@@ -69,6 +79,7 @@ class CudaClips:
         lock: Lock,
         order: UpdateOrder,
         workspaces: Workspaces,
+        scalings: CudaLossScalings,
         flag_array: Callable[[Any], Any],
     ) -> None:
         """Launches nothing.
@@ -78,12 +89,14 @@ class CudaClips:
             lock: Lets one thread at a time enqueue work.
             order: The order of updates, which holds what the launches read.
             workspaces: Those of the device's streams.
+            scalings: The device's loss scales, which decisions change.
             flag_array: Returns what kernels read of a row flag, or of None.
         """
         self._launcher = launcher
         self._lock = lock
         self._order = order
         self._workspaces = workspaces
+        self._scalings = scalings
         self._flag_array = flag_array
 
     def inputs(
@@ -96,69 +109,112 @@ class CudaClips:
             sums = self._launcher.xp.empty(size, np.float64)
         return RuleInputs(rule, plan, sums, bounds)
 
-    def measure(
-        self,
-        dense: Sequence[DenseGradients],
-        sparse: Sequence[SparseGradient],
-        limits: ClipLimits,
-        refused: Any = None,
-        decision: LossDecision | None = None,
-    ) -> Array:
-        """Does what `Clips.measure` does, and decides about the step if there is a gradient.
-
-        Args:
-            dense: See `Clips.measure`.
-            sparse: Likewise.
-            limits: Likewise.
-            refused: Likewise.
-            decision: How to decide; with it, `limits.unscale` may be 0 for that of the loss scale
-                before the step.
-        """
-        return self._sum(dense, sparse, len(limits.most), refused, limits, decision)[1]
-
-    def flag_address(self, refused: Any) -> int:
-        """Returns the address of what kernels read of a row flag, or of None."""
-        return self._launcher.address(self._flag_array(refused))
-
     def sums(
         self,
         dense: Sequence[DenseGradients],
         sparse: Sequence[SparseGradient],
         num_norms: int,
         refused: Any = None,
-        decision: LossDecision | None = None,
+        *,
+        decides: bool = False,
     ) -> Array:
-        """Does what `Clips.sums` does.
+        with self._launcher.device():
+            if not decides:
+                return self._sum(dense, sparse, num_norms, refused)
+            decision = DECIDED_ELSEWHERE._replace(refused=self._flag_address(refused))
+            sums = self._sum(dense, sparse, num_norms, refused, decision)
+            if refused is not None:
+                with self._lock:
+                    self._order.end_reading((refused,))
+            return sums
 
-        Args:
-            dense: See `Clips.sums`.
-            sparse: Likewise.
-            num_norms: Likewise.
-            refused: Likewise.
-            decision: If another launch, of `join`, is to decide: what is wrong is behind the sums.
-        """
-        return self._sum(dense, sparse, num_norms, refused, None, decision)[0]
-
-    def factors(self, sums: Sequence[Array], limits: ClipLimits) -> Array:
-        results = self._results(len(limits.most))
-        self.join(sums, limits, results)
-        return results
+    def measure(
+        self,
+        dense: Sequence[DenseGradients],
+        sparse: Sequence[SparseGradient],
+        limits: ClipLimits,
+        refused: Any = None,
+        decision: Decision | None = None,
+    ) -> StepRecord:
+        with self._recording(limits, decision, refused) as (record, given):
+            self._sum(dense, sparse, len(limits.most), refused, given, limits, record.factors)
+        return record._replace(sums=sums_of(dense))
 
     def join(
+        self, sums: Sequence[Array], limits: ClipLimits, decision: Decision | None = None
+    ) -> StepRecord:
+        with self._recording(limits, decision, None) as (record, given):
+            self._join(sums, limits, record.factors, given)
+            return record
+
+    def memory(self, record: StepRecord) -> Array:
+        if record.refused is None:  # the host decides
+            return record.factors
+        return self._scalings.memory(record.refused)
+
+    def take(self, record: StepRecord, memory: Array) -> StepRecord:
+        if record.refused is None:
+            return record._replace(factors=memory)
+        after = self._scalings.copied(memory)
+        return record._replace(refused=after, factors=after.factors)
+
+    def factor_scalar(
+        self, factors: Array, norm: int, real: type[np.floating[Any]]
+    ) -> np.floating[Any]:
+        return real(norm)
+
+    @contextmanager
+    def _recording(
+        self, limits: ClipLimits, decision: Decision | None, refused: Any
+    ) -> Iterator[tuple[StepRecord, LossDecision | None]]:
+        """Inside, launches may write a new record; the second one is what they take to decide."""
+        num_norms = len(limits.most)
+        with self._lock, self._launcher.device():
+            if decision is None:
+                yield StepRecord(refused, self._empty_results(num_norms)), None
+            else:
+                address = self._flag_address(refused)
+                with self._scalings.deciding(decision, num_norms, refused, address) as given:
+                    yield given
+
+    def _sum(
+        self,
+        dense: Sequence[DenseGradients],
+        sparse: Sequence[SparseGradient],
+        num_norms: int,
+        refused: Any,
+        decision: LossDecision | None = None,
+        limits: ClipLimits | None = None,
+        results: Array | None = None,
+    ) -> Array:
+        """Returns the sums; if there are limits, writes the results, and decides."""
+        sums = self._launcher.xp.empty(num_norms + (decision is not None), np.float64)
+        with self._lock, self._launcher.device():
+            if refused is not None:
+                self._order.follow((refused,))
+            flag = self._flag_array(refused)
+            for each in dense:
+                if each.inputs is not None:
+                    self._follow(each.inputs.plan)
+            try:
+                are_any = self._launch(dense, sparse, flag, sums, results, limits, decision)
+            finally:
+                self._order.hold((sums, results, dense, sparse))
+        if not are_any:
+            sums[...] = 0
+            sums[num_norms:] = NOTHING_IS_WRONG
+            if limits is not None:
+                self._join([sums], limits, results)
+        return sums
+
+    def _join(
         self,
         sums: Sequence[Array],
         limits: ClipLimits,
         results: Array,
         decision: LossDecision | None = None,
     ) -> None:
-        """Writes what `Clips.factors` returns, and decides about the step if it is given how.
-
-        Args:
-            sums: See `Clips.factors`.
-            limits: Likewise.
-            results: What is written.
-            decision: How to decide; the sums are then from `sums` with a decision.
-        """
+        """Writes results of the sums of all devices, and decides about the step."""
         num_norms = len(limits.most)
         addresses = [self._launcher.address(each) for each in sums]
         with self._lock, self._launcher.device():
@@ -182,40 +238,8 @@ class CudaClips:
             self._workspaces.put_back(workspace)
             self._order.hold((sums, results))
 
-    def factor_scalar(
-        self, factors: Array, norm: int, real: type[np.floating[Any]]
-    ) -> np.floating[Any]:
-        return real(norm)
-
-    def _sum(
-        self,
-        dense: Sequence[DenseGradients],
-        sparse: Sequence[SparseGradient],
-        num_norms: int,
-        refused: Any,
-        limits: ClipLimits | None,
-        decision: LossDecision | None = None,
-    ) -> tuple[Array, Array]:
-        """Returns the sums, and if there are limits, the results."""
-        sums = self._launcher.xp.empty(num_norms + (decision is not None), np.float64)
-        results = None if limits is None else self._results(num_norms)
-        with self._lock, self._launcher.device():
-            if refused is not None:
-                self._order.follow((refused,))
-            flag = self._flag_array(refused)
-            for each in dense:
-                if each.inputs is not None:
-                    self._follow(each.inputs.plan)
-            try:
-                are_any = self._launch(dense, sparse, flag, sums, results, limits, decision)
-            finally:
-                self._order.hold((sums, results, dense, sparse))
-        if not are_any:
-            sums[...] = 0
-            sums[num_norms:] = NOTHING_IS_WRONG
-            if limits is not None:
-                results = self.factors([sums], limits)
-        return sums, results
+    def _flag_address(self, refused: Any) -> int:
+        return self._launcher.address(self._flag_array(refused))
 
     def _launch(
         self,
@@ -223,7 +247,7 @@ class CudaClips:
         sparse: Sequence[SparseGradient],
         flag: Any,
         sums: Array,
-        results: Array,
+        results: Array | None,
         limits: ClipLimits | None,
         decision: LossDecision | None,
     ) -> bool:
@@ -357,5 +381,5 @@ class CudaClips:
             int(limits.is_double),
         )
 
-    def _results(self, num_norms: int) -> Array:
+    def _empty_results(self, num_norms: int) -> Array:
         return self._launcher.xp.empty((num_norms, len(ClipResult._fields)), np.float64)

@@ -29,6 +29,7 @@ from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
 from gpuopt.backends.cuda.summed_launch import SummedLaunch
 from gpuopt.backends.cuda.watched import Watched
+from gpuopt.backends.record import StepRecord
 from gpuopt.backends.unowned import array_at
 from gpuopt.codecs import Codecs
 from gpuopt.computed_once import computed_once
@@ -210,8 +211,7 @@ class DensePlan:
         gradients: Sequence[Any],
         version: int | None,
         scalars: Sequence[Scalars],
-        factors: Any,
-        sums: Any,
+        record: StepRecord,
         refused: Any,
     ) -> tuple[DenseLaunch, Sequence[Any]]:
         """Fills the stand-ins, and takes out the current stream's launch, to be given to `end`.
@@ -221,8 +221,7 @@ class DensePlan:
             gradients: One for each target.
             version: From `accept`; None if unknown.
             scalars: Those of each group.
-            factors: See `Backend.apply_dense`.
-            sums: Likewise.
+            record: See `Backend.apply_dense`.
             refused: The row flag that the kernel reads.
 
         Returns:
@@ -230,17 +229,17 @@ class DensePlan:
         """
         if self.has_stand_ins:
             self.fill_stand_ins()
-        key = self._launcher.stream(), rule, sums is not None, gradients[0].dtype
+        given = {"sums": record.sums[id(self)]} if id(self) in record.sums else {}
+        key = self._launcher.stream(), rule, bool(given), gradients[0].dtype
         update = self._launches.pop(key, None)
-        given = {} if sums is None else {"sums": sums}
         if update is None:
             has_groups, storage = self._has_groups(rule), storage_of(self.codecs, key[-1])
             arguments = ScalarArguments(self._launcher, rule, storage, has_groups)
-            given |= arguments.of(scalars, factors)
+            given |= arguments.of(scalars, record)
             launch = self._bind(rule, storage, given, refused)
             update = DenseLaunch(self._launcher, launch, arguments, key)
         else:
-            update.launch.replace(**update.scalars.of(scalars, factors), **given, refused=refused)
+            update.launch.replace(**update.scalars.of(scalars, record), **given, refused=refused)
         if update.point_to_version(version):
             return update, gradients
         ours = [gradients[i] for i in self._positions]

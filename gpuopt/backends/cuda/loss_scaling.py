@@ -1,29 +1,28 @@
-"""Loss scales in device memory, where kernels decide whether a step is made."""
+"""Loss scales in device memory, which change as kernels decide whether steps are made."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.clips import ClipLimits, DenseGradients, SparseGradient
-from gpuopt.backends.cuda.clips import CudaClips
 from gpuopt.backends.cuda.launcher import Download, Launcher, to_device, wait_for_event
 from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import struct_of
 from gpuopt.backends.cuda.structs import ClipResult, LossDecision, LossScaling
-from gpuopt.backends.loss_scaling import Decided, Decision, LastBad
+from gpuopt.backends.loss_scaling import Decision, LastBad
+from gpuopt.backends.record import StepRecord
 from gpuopt.locks import Lock
 from gpuopt.rules.loss_scaling import ScaleState
 
 _LAYOUT = struct_of(LossScaling)
 _WORD = np.dtype(np.uint64)
 _NUM_WORDS = _LAYOUT.size // _WORD.itemsize
-# What launches are given that do not decide, but tell who does.
-_ELSEWHERE = LossDecision(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+# What launches are given that do not decide, but whose results are joined and decided about.
+DECIDED_ELSEWHERE = LossDecision(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 _FLOAT = np.dtype(np.float32)
 
 
@@ -31,7 +30,7 @@ class CudaLossScaling:
     """A `LossScaling` in device memory: written once, and read as a row flag by updates.
 
     Attributes:
-        array: The words.
+        array: Its words, and behind them what else is decided with it.
         num_made: How many steps were made, an array of one word.
         seen: That, and the words of `LastBad`.
         unchecked: See `CudaRowFlag`.
@@ -46,25 +45,26 @@ class CudaLossScaling:
         self.last_update: Any = None
         self.unchecked = None
 
+    @property
+    def factors(self) -> Any:
+        """What is behind the words: see `Clips.join`."""
+        return self.array[_NUM_WORDS:].view(np.float64).reshape(-1, len(ClipResult._fields))
+
 
 class CudaLossScalings:
     """See `LossScalings`."""
 
-    def __init__(
-        self, launcher: Launcher, lock: Lock, order: UpdateOrder, clips: CudaClips
-    ) -> None:
+    def __init__(self, launcher: Launcher, lock: Lock, order: UpdateOrder) -> None:
         """Makes none yet.
 
         Args:
             launcher: The device's launcher.
             lock: Lets one thread at a time enqueue work.
             order: The order of updates, which loss scales are in like variables.
-            clips: Measures gradients, and decides.
         """
         self._launcher = launcher
         self._lock = lock
         self._order = order
-        self._clips = clips
 
     def new(self, state: ScaleState) -> CudaLossScaling:
         scale = np.float32(state.loss_scale)
@@ -74,51 +74,6 @@ class CudaLossScalings:
             scaling = CudaLossScaling(to_device(self._launcher, words))
             self._order.record_creation(scaling)
             return scaling
-
-    def decide(
-        self,
-        dense: Sequence[DenseGradients],
-        sparse: Sequence[SparseGradient],
-        limits: ClipLimits,
-        decision: Decision,
-        refused: Any = None,
-    ) -> Decided:
-        with self._lock, self._launcher.device():
-            after = CudaLossScaling(self._launcher.xp.empty(_NUM_WORDS, _WORD))
-            with self._deciding(decision, after, refused) as given:
-                factors = self._clips.measure(dense, sparse, limits, refused, given)
-        return Decided(factors, after, decision.host_count + 1)
-
-    def sums(
-        self,
-        dense: Sequence[DenseGradients],
-        sparse: Sequence[SparseGradient],
-        num_norms: int,
-        refused: Any = None,
-    ) -> Any:
-        with self._launcher.device():
-            given = _ELSEWHERE._replace(refused=self._clips.flag_address(refused))
-            sums = self._clips.sums(dense, sparse, num_norms, refused, given)
-            if refused is not None:
-                with self._lock:
-                    self._order.end_reading((refused,))
-            return sums
-
-    def join(self, sums: Sequence[Any], limits: ClipLimits, decision: Decision) -> Decided:
-        with self._lock, self._launcher.device():
-            num_words = _NUM_WORDS + len(limits.most) * len(ClipResult._fields)
-            memory = self._launcher.xp.empty(num_words, _WORD)
-            decided = self._decided(memory, decision.host_count + 1)
-            with self._deciding(decision, decided.after, None) as given:
-                self._clips.join(sums, limits, decided.factors, given)
-            self._order.hold((memory,))
-        return decided
-
-    def take(self, decided: Decided, memory: Any) -> Decided:
-        with self._lock, self._launcher.device():
-            taken = self._decided(memory, decided.host_count)
-            self._order.record_creation(taken.after)
-            return taken
 
     def memory(self, scaling: CudaLossScaling) -> Any:
         with self._lock, self._launcher.device():
@@ -149,7 +104,7 @@ class CudaLossScalings:
         with self._launcher.device():
             self._order.follow((scaling,))
             wait_for_event(self._launcher.record(), "a GPU, which decides about steps")
-            words = self._launcher.xp.asnumpy(scaling.array)
+            words = self._launcher.xp.asnumpy(scaling.array[:_NUM_WORDS])
         found = LossScaling(*struct.unpack(_LAYOUT.code, words.tobytes()))
         state = ScaleState(
             np.float32(found.loss_scale),
@@ -167,21 +122,31 @@ class CudaLossScalings:
             return scaling.array.view(_FLOAT)[place]
 
     @contextmanager
-    def _deciding(
-        self, decision: Decision, after: CudaLossScaling, refused: Any
-    ) -> Iterator[LossDecision]:
-        """Inside, a launch may write `after`, as the decision says that kernels take."""
-        before, rule = decision.before, decision.rule
+    def deciding(
+        self, decision: Decision, num_norms: int, refused: Any, refused_address: int
+    ) -> Iterator[tuple[StepRecord, LossDecision]]:
+        """Inside, a launch may write a new record, as the decision says that kernels take.
+
+        Args:
+            decision: How to decide.
+            num_norms: How many norms the record has factors of.
+            refused: The row flag that the launch reads, or None.
+            refused_address: Of what it reads of that.
+        """
+        xp, address, before = self._launcher.xp, self._launcher.address, decision.before
+        num_factors = num_norms * len(ClipResult._fields)
+        after = CudaLossScaling(xp.empty(_NUM_WORDS + num_factors, _WORD))
+        rule = decision.rule
         # The flag, too: the host clears it after it has read which rows are refused.
         read = (before,) if refused is None else (before, refused)
         accept_after = -1 if decision.accept_after is None else decision.accept_after
         self._order.follow((before,))
         last = self._order.begin((after,), is_step=False)
         try:
-            yield _ELSEWHERE._replace(
-                before=self._launcher.address(before.array),
-                after=self._launcher.address(after.array),
-                refused=self._clips.flag_address(refused),
+            given = DECIDED_ELSEWHERE._replace(
+                before=address(before.array),
+                after=address(after.array),
+                refused=refused_address,
                 step=decision.step,
                 incr_every=rule.incr_every,
                 decr_every=rule.decr_every,
@@ -191,10 +156,7 @@ class CudaLossScalings:
                 decr_ratio=rule.decr_ratio,
                 divisor=rule.divisor,
             )
+            counts = decision.num_counts, decision.most_made
+            yield StepRecord(after, after.factors, {}, *counts), given
         finally:
             self._order.end(last, (before.array, after.array, refused), read)
-
-    def _decided(self, memory: Any, host_count: int) -> Decided:
-        """Returns what is in memory that `join` has laid out."""
-        factors = memory[_NUM_WORDS:].view(np.float64).reshape(-1, len(ClipResult._fields))
-        return Decided(factors, CudaLossScaling(memory[:_NUM_WORDS]), host_count, memory=memory)

@@ -13,7 +13,7 @@ from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.mixed import Storage, real_of
 from gpuopt.backends.cuda.structs import ClippedScalars, FewScalars, ScaledScalars
 from gpuopt.backends.cuda.workspace import Constants
-from gpuopt.backends.loss_scaling import Decided
+from gpuopt.backends.record import NOTHING_KNOWN, StepRecord
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -34,12 +34,12 @@ class ScalarArguments:
         self._few = kernels.few_groups(rule, storage)
         self._many = Constants(launcher)
 
-    def of(self, scalars: Sequence[Scalars], factors: Any = None) -> dict[str, Any]:
+    def of(self, scalars: Sequence[Scalars], record: StepRecord = NOTHING_KNOWN) -> dict[str, Any]:
         """Returns the kernel's arguments by name.
 
         Args:
             scalars: Those of each group; of a scaled rule, for each count.
-            factors: See `Backend.apply_dense`.
+            record: See `Backend.apply_dense`.
         """
         if not self._has_groups:
             return {"scalars": kernels.scalars_of(self._rule, scalars[0]), "many_scalars": None}
@@ -49,19 +49,17 @@ class ScalarArguments:
         by_value, on_device = rows.tobytes(), None
         if len(scalars) > self._few:
             by_value, on_device = b"", self._many.set(rows, self._real)
-        few = self._by_value(by_value, factors, len(scalars))
+        few = self._by_value(by_value, record, len(scalars))
         return {"scalars": few, "many_scalars": on_device}
 
     def _by_value(
-        self, rows: bytes, factors: Any, num_scalars: int
+        self, rows: bytes, record: StepRecord, num_scalars: int
     ) -> FewScalars | ClippedScalars | ScaledScalars:
-        address = self._launcher.address
-        if isinstance(factors, Decided):
-            num_made = factors.after.num_made
-            num_groups = num_scalars // factors.num_counts
-            return ScaledScalars(
-                address(factors.factors), address(num_made), factors.host_count, num_groups, rows
-            )
-        if not self._rule.is_clipped:
+        rule, address = self._rule, self._launcher.address
+        if not (rule.is_scaled or rule.is_clipped):
             return FewScalars(rows)
-        return ClippedScalars(0 if factors is None else address(factors), rows)
+        factors = 0 if record.factors is None else address(record.factors)
+        if not rule.is_scaled:
+            return ClippedScalars(factors, rows)
+        num_made, num_groups = address(record.refused.num_made), num_scalars // record.num_counts
+        return ScaledScalars(factors, num_made, record.most_made, num_groups, rows)

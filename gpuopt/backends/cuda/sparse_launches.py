@@ -27,7 +27,7 @@ from gpuopt.backends.cuda.sorted_tables import (
 )
 from gpuopt.backends.cuda.structs import Arrays, SortedRows
 from gpuopt.backends.cuda.workspace import Constants, Workspace
-from gpuopt.backends.loss_scaling import Decided
+from gpuopt.backends.record import StepRecord
 from gpuopt.backends.row_order import ROWS_PER_WORD
 from gpuopt.codecs import Codecs
 from gpuopt.computed_once import computed_once
@@ -90,7 +90,7 @@ class SparseLaunches:
         kind: SparseKind,
         tables: Sequence[Table],
         scalars: Sequence[Scalars],
-        factors: Any,
+        record: StepRecord,
         refused: Any,
     ) -> None:
         """Prepares the launches; the last four arguments are those of the first `start`."""
@@ -111,7 +111,7 @@ class SparseLaunches:
             self._scalars_of_others = ScalarArguments(
                 launcher, self._rule_of_others, self._storage, is_scaled
             )
-            every = self._given_to_others(tables, scalars, factors)
+            every = self._given_to_others(tables, scalars, record)
             for table, first_key, given in zip(tables, self._tables.first_keys, every, strict=True):
                 bits = touched[first_key // ROWS_PER_WORD :]
                 self._others.append(self._bind_others(table, bits, given, refused))
@@ -124,13 +124,13 @@ class SparseLaunches:
             rows = no_rows(workspace)
         else:
             return
-        self._add_update(workspace, rows, tables, touched, (scalars, factors), refused)
+        self._add_update(workspace, rows, tables, touched, (scalars, record), refused)
 
     def start(
         self,
         tables: Sequence[Table],
         scalars: Sequence[Scalars],
-        factors: Any,
+        record: StepRecord,
         refused: Any,
         variable: int = 0,
     ) -> None:
@@ -139,17 +139,17 @@ class SparseLaunches:
         Args:
             tables: Of the kind's heights, in its order.
             scalars: The scalars of both rules, by name: those of each group.
-            factors: See `Backend.apply_sparse`.
+            record: See `Backend.apply_sparse`.
             refused: A row flag. If it is set, nothing is written.
             variable: What the flag is to say if the launches find that rows are out of range.
         """
         self._tables.start(tables, refused, variable)
         if self._kind.other_rows is not None:
-            every = self._given_to_others(tables, scalars, factors)
+            every = self._given_to_others(tables, scalars, record)
             for table, launch, given in zip(tables, self._others, every, strict=True):
                 launch.replace(arrays=Arrays(table.addresses), refused=refused, **given)
                 launch.start()
-        of_tables = self._scalars.of(_of_tables(tables, scalars, factors), factors)
+        of_tables = self._scalars.of(_of_tables(tables, scalars, record), record)
         self._update.start(**of_tables, refused=refused, **self._arguments_of(tables))
 
     def _arguments_of(self, tables: Sequence[Table]) -> dict[str, Any]:
@@ -196,12 +196,12 @@ class SparseLaunches:
         rows: SortedRows,
         tables: Sequence[Table],
         touched: Any,
-        scalars: tuple[Sequence[Scalars], Any],
+        scalars: tuple[Sequence[Scalars], StepRecord],
         refused: Any,
     ) -> None:
         kind = self._kind.tables
-        every, factors = scalars
-        of_tables = self._scalars.of(_of_tables(tables, every, factors), factors)
+        every, record = scalars
+        of_tables = self._scalars.of(_of_tables(tables, every, record), record)
         given = self._arguments_of(tables)
         where = {name: value for name, value in given.items() if name in _GRADIENTS}
         where["num_tables"] = len(tables)
@@ -248,13 +248,13 @@ class SparseLaunches:
         )
 
     def _given_to_others(
-        self, tables: Sequence[Table], scalars: Sequence[Scalars], factors: Any
+        self, tables: Sequence[Table], scalars: Sequence[Scalars], record: StepRecord
     ) -> list[dict[str, Any]]:
         """Returns the arguments for the scalars of each table's rows without a gradient."""
         if not self._rule_of_others.is_scaled:
             each = (self._scalars_of_others.of([scalars[table.group]]) for table in tables)
             return [{**of_table, "table": 0} for of_table in each]
-        of_tables = self._scalars_of_others.of(_of_tables(tables, scalars, factors), factors)
+        of_tables = self._scalars_of_others.of(_of_tables(tables, scalars, record), record)
         return [{**of_tables, "table": number} for number in range(len(tables))]
 
     def _bind_others(
@@ -278,12 +278,13 @@ class SparseLaunches:
         )
 
 
-def _of_tables(tables: Sequence[Table], scalars: Sequence[Scalars], factors: Any) -> list[Scalars]:
+def _of_tables(
+    tables: Sequence[Table], scalars: Sequence[Scalars], record: StepRecord
+) -> list[Scalars]:
     """Returns each table's scalars, for each count that groups have some for."""
-    num_counts = factors.num_counts if isinstance(factors, Decided) else 1
-    num_groups = len(scalars) // num_counts
+    num_groups = len(scalars) // record.num_counts
     return [
         scalars[first + table.group]
-        for first in range(0, num_counts * num_groups, num_groups)
+        for first in range(0, len(scalars), num_groups)
         for table in tables
     ]

@@ -41,7 +41,7 @@ class ClippedScalars(NamedTuple):
     """The scalars of groups of a clipped rule, by value.
 
     Attributes:
-        factors: The address of what `Clips.factors` returned, `ClipResult` of each norm; 0 if no
+        factors: The address of what `Clips.join` returned, `ClipResult` of each norm; 0 if no
             gradient has a norm.
         of: See `FewScalars`.
     """
@@ -190,7 +190,7 @@ class ClipRule(NamedTuple):
 
 
 class ClipResult(NamedTuple):
-    """A row of what `Clips.factors` returns."""
+    """A row of what `Clips.join` returns."""
 
     squares: Annotated[float, Number("float64")]
     norm: Annotated[float, Number("float64")]

@@ -34,6 +34,7 @@ from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.backends.cuda.sorted_tables import Table as SortedTable
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.backends.record import NOTHING_KNOWN, StepRecord
 from gpuopt.codecs import Codecs, Plain
 from gpuopt.device import Device
 from gpuopt.optimizers.adam import adam
@@ -338,6 +339,7 @@ def test_a_refused_step_is_not_counted(backend: CudaBackend, num_rows: int) -> N
     for _ in range(4):
         step(pair, adam, *draw(rng, 10, (4,), np.float32), 0.01)
     flag = backend.row_flags.new()
+    record = StepRecord(flag)
     rows = np.full(num_rows, 20)
     values = np.ones((num_rows, 4), np.float32)
     before = [each.copy() for each in (*gpu.arrays, gpu.catch_up.last, gpu.catch_up.sums)]
@@ -345,7 +347,7 @@ def test_a_refused_step_is_not_counted(backend: CudaBackend, num_rows: int) -> N
     for given in (rows, rows[:0]):  # the second is good, and comes before the flag is read
         backend.row_flags.check(flag, [RowCheck(0, given, 20)])
         update = gpu.update(values[: len(given)], given)
-        backend.apply_sparse(adam, [update], scalars, other_rows=None, refused=flag)
+        backend.apply_sparse(adam, [update], scalars, other_rows=None, record=record)
     after = (*gpu.arrays, gpu.catch_up.last, gpu.catch_up.sums)
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -435,7 +437,7 @@ def test_rows_beyond_32_bits_are_found_by_their_keys() -> None:
     launcher: Any = backend._launcher
     plain = Plain(np.dtype(np.float32))
     kind = kind_of(adam, Codecs(plain, (plain,) * 2), width, tables, None, False)
-    given = [scalars], None, np.zeros(2, np.uint64)
+    given = [scalars], NOTHING_KNOWN, np.zeros(2, np.uint64)
     SparseLaunches(launcher, Workspace(launcher), kind, tables, *given).start(tables, *given)
     for gpu, cpu in pairs:
         check(gpu, cpu)

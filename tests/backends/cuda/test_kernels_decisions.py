@@ -53,53 +53,61 @@ def test_a_device_decides_as_the_host_does_and_names_the_first_gradient(seed: in
     backends = [
         CudaBackend(Device("gpu"), EmulatorLauncher(seed=seed + n, xp=fake_cupy)) for n in range(2)
     ]
-    home, other = (backend.loss_scalings for backend in backends)
+    home, other = (backend.clips for backend in backends)
+    scalings = backends[0].loss_scalings
     rule, accept_after = RULES[seed % 3], (None, 1)[seed % 2]
     expected = ScaleState(np.float32(8))
-    alone = together = home.new(expected)
+    alone = together = scalings.new(expected)
     made, last_bad = 0, LastBad(0, 0)
     for step in range(1, 5 if SANITIZED else 15):
         bad = list(rng.choice(7, rng.integers(1, 4))) if rng.random() < 0.5 else []
         dense, sparse = gradients(rng, bad)
-        of_all = home.decide(dense, sparse, LIMITS, Decision(rule, accept_after, alone, made, step))
+        decision = Decision(rule, accept_after, alone, step)
+        of_all = home.measure(dense, sparse, LIMITS, decision=decision)
+        empty = DenseGradients([fake_cupy.zeros(0, np.float32)], [0], [9])
         sums = [
-            home.sums(dense[:1], sparse[2:], 2),
-            other.sums(dense[1:], sparse[:2], 2),
-            other.sums([DenseGradients([fake_cupy.zeros(0, np.float32)], [0], [9])], [], 2),
+            home.sums(dense[:1], sparse[2:], 2, decides=True),
+            other.sums(dense[1:], sparse[:2], 2, decides=True),
+            other.sums([empty], [], 2, decides=True),
         ]
-        joined = home.join(sums, LIMITS, Decision(rule, accept_after, together, made, step))
-        taken = other.take(joined, joined.memory.copy())
+        joined = home.join(sums, LIMITS, decision._replace(before=together))
+        taken = other.take(joined, home.memory(joined).copy())
         expected, is_made = after_step(expected, rule, not bad, accept_after)
         made += is_made
         if bad:
             last_bad = LastBad(step, min(bad))
-        for decided, scalings in ((of_all, home), (joined, home), (taken, other)):
-            assert scalings.state(decided.after) == (expected, made, last_bad)
-            assert bool(decided.after.array[0]) == (not is_made)
-            assert scalings.read(decided.after).values.tolist() == [made, *last_bad]
+        for decided, at in ((of_all, 0), (joined, 0), (taken, 1)):
+            after, found = decided.refused, backends[at].loss_scalings
+            assert found.state(after) == (expected, made, last_bad)
+            assert bool(after.array[0]) == (not is_made)
+            assert found.read(after).values.tolist() == [made, *last_bad]
         factors, same, alike = (fake_cupy.asnumpy(each.factors) for each in (joined, taken, of_all))
         np.testing.assert_array_equal(factors, same)
         if not bad:
             np.testing.assert_allclose(factors, alike, rtol=1e-6)
-        alone, together = of_all.after, joined.after
+        alone, together = of_all.refused, joined.refused
 
 
 def test_refused_rows_of_one_device_leave_the_step_out_and_uncounted() -> None:
     backends = [
         CudaBackend(Device("gpu"), EmulatorLauncher(seed=n, xp=fake_cupy)) for n in range(2)
     ]
-    home, other = (backend.loss_scalings for backend in backends)
+    home, other = (backend.clips for backend in backends)
+    scalings = backends[0].loss_scalings
     dense, sparse = gradients(np.random.default_rng(1), [2])
     flags = backends[1].row_flags
     flag = flags.new()
     before = ScaleState(np.float32(8), 1, 0, 3, 2)
     for is_set in (True, False):
         flag.array[...] = [int(is_set), 0]
-        sums = [home.sums(dense, [], 2), other.sums([], sparse, 2, flag)]
-        scaling = home.new(before)
-        decided = home.join(sums, LIMITS, Decision(RULES[2], None, scaling, 0, 1))
-        state, made, last_bad = home.state(decided.after)
-        assert decided.after.array[0] == 1
+        sums = [
+            home.sums(dense, [], 2, decides=True),
+            other.sums([], sparse, 2, flag, decides=True),
+        ]
+        scaling = scalings.new(before)
+        after = home.join(sums, LIMITS, Decision(RULES[2], None, scaling, 1)).refused
+        state, made, last_bad = scalings.state(after)
+        assert after.array[0] == 1
         assert made == 0
         if is_set:
             assert (state, last_bad) == (before, LastBad(0, 0))
@@ -112,15 +120,19 @@ def test_after_a_step_that_stops_the_others_none_is_made_or_told_of() -> None:
     backends = [
         CudaBackend(Device("gpu"), EmulatorLauncher(seed=n, xp=fake_cupy)) for n in range(2)
     ]
-    home, other = (backend.loss_scalings for backend in backends)
-    alone = together = home.new(ScaleState(np.float32(1)))
+    home, other = (backend.clips for backend in backends)
+    scalings = backends[0].loss_scalings
+    alone = together = scalings.new(ScaleState(np.float32(1)))
     for step, bad in enumerate(([], [], [5], [], [2], []), 1):
         dense, sparse = gradients(rng, bad)
         made, is_stopped = min(step, 2), step >= 3
-        decision = Decision(ScaleRule(), None, alone, made, step, stops=True)
-        alone = home.decide(dense, sparse, LIMITS, decision).after
-        sums = [home.sums(dense, [], 2), other.sums([], sparse, 2)]
-        together = home.join(sums, LIMITS, decision._replace(before=together)).after
+        decision = Decision(ScaleRule(), None, alone, step, stops=True)
+        alone = home.measure(dense, sparse, LIMITS, decision=decision).refused
+        sums = [home.sums(dense, [], 2, decides=True), other.sums([], sparse, 2, decides=True)]
+        together = home.join(sums, LIMITS, decision._replace(before=together)).refused
         for after in (alone, together):
             assert bool(after.array[0]) == is_stopped
-            assert home.state(after)[1:] == (made, LastBad(3, 5) if is_stopped else LastBad(0, 0))
+            assert scalings.state(after)[1:] == (
+                made,
+                LastBad(3, 5) if is_stopped else LastBad(0, 0),
+            )

@@ -95,11 +95,11 @@ def test_sums_and_norms_have_the_same_bits_in_every_order_at_any_address(storage
         given = [shifted(gradient, shift) for gradient in gradients]
         dense = DenseGradients(given, [0] * len(SIZES))
         before = launcher.launches
-        factors = backend.clips.measure([dense._replace(inputs=inputs)], [], ONE_NORM)
+        factors = backend.clips.measure([dense._replace(inputs=inputs)], [], ONE_NORM).factors
         assert launcher.launches == before + 1
         # The norm is the one of gradients that are measured alone, and the host's.
-        np.testing.assert_array_equal(factors, backend.clips.measure([dense], [], ONE_NORM))
-        host = CpuClips(CpuLimits()).measure([dense], [], ONE_NORM)
+        np.testing.assert_array_equal(factors, backend.clips.measure([dense], [], ONE_NORM).factors)
+        host = CpuClips(CpuLimits()).measure([dense], [], ONE_NORM).factors
         np.testing.assert_array_equal(factors, host)
         sums = inputs.sums.reshape(-1, 2)
         expected = [each for each, size in zip(exact, SIZES, strict=True) if size]
@@ -119,8 +119,8 @@ def test_sums_that_floats_cannot_hold_are_of_a_gradient_made_smaller() -> None:
     inputs = backend.clips.inputs(lars, plan, [np.inf])
     limits = ONE_NORM._replace(unscale=2.0**-90)
     dense = DenseGradients([gradient], [0], inputs=inputs)
-    factors = backend.clips.measure([dense], [], limits)
-    host = CpuClips(CpuLimits()).measure([dense._replace(inputs=None)], [], limits)
+    factors = backend.clips.measure([dense], [], limits).factors
+    host = CpuClips(CpuLimits()).measure([dense._replace(inputs=None)], [], limits).factors
     np.testing.assert_array_equal(factors, host)
     assert inputs is not None
     exact = [np.sum(np.float64(each) ** 2) for each in (weights, gradient)]

@@ -20,6 +20,7 @@ from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.backends.cuda.sorted_tables import Table
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.backends.record import NOTHING_KNOWN
 from gpuopt.backends.row_order import MAX_ROWS, MAX_SHORT_KEYS, together
 from gpuopt.codecs import Codecs, Plain
 from gpuopt.device import Device
@@ -219,7 +220,7 @@ def test_keys_of_32_bits_are_sorted_to_the_last(heights: tuple[int, int]) -> Non
         None,
         False,
     )
-    given = [scalars], None, np.zeros(2, np.uint64)
+    given = [scalars], NOTHING_KNOWN, np.zeros(2, np.uint64)
     SparseLaunches(launcher, Workspace(launcher), kind, tables, *given).start(tables, *given)
     for (var, slot, *_), (expected_var, expected_slot) in zip(variables, expected, strict=True):
         np.testing.assert_allclose(var, expected_var, rtol=1e-5, atol=1e-6)

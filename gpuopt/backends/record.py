@@ -1,0 +1,32 @@
+"""What a device knows of one call: the argument that a step's updates have in common there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class StepRecord(NamedTuple):
+    """What a device has found out about a call, in its memory; the host has not waited for it.
+
+    Attributes:
+        refused: From `RowFlags.new`, or a loss scale after the step: updates that find it set write
+            nothing. None if no update can be refused.
+        factors: What the `clip_factor` of a clipped rule is found in: see `Clips.join`. None if
+            no gradient belongs to a norm.
+        sums: What rules sum over variables, if it was computed with the norms: see `Clips.inputs`.
+            By the id of the variables' plan.
+        num_counts: How many counts of steps updates are given scalars for, as the device may leave
+            steps out: those of all groups for each count, which is one less than the one before it.
+        most_made: The largest of these counts, with this step.
+    """
+
+    refused: Any = None
+    factors: Any = None
+    sums: Mapping[int, Any] = MappingProxyType({})
+    num_counts: int = 1
+    most_made: int = 0
+
+
+NOTHING_KNOWN = StepRecord()
