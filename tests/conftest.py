@@ -20,6 +20,7 @@ import fake_cupy
 import gpu_streams
 import kinds
 import mpi_job
+import numpy as np
 import one_in
 import peers
 import pytest
@@ -296,6 +297,23 @@ def driver_has_nothing_to_report() -> Iterator[None]:
 def streams_end_with_their_test() -> Iterator[None]:
     yield
     gpu_streams.drop_streams()
+
+
+@pytest.fixture(
+    params=[
+        "host",
+        pytest.param("emulated", marks=pytest.mark.emulator),
+        pytest.param("gpu", marks=pytest.mark.gpu),
+    ]
+)
+def xp(request: pytest.FixtureRequest) -> Any:
+    """The module of a device's arrays."""
+    if request.param == "host":
+        return np
+    if request.param == "emulated":
+        request.getfixturevalue("emulated_gpus")
+        return fake_cupy
+    return pytest.importorskip("cupy")
 
 
 CPU_FORMS = ["plain", "replayed", pytest.param("compiled", marks=pytest.mark.cxx)]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from guide_scripts import scripts_under
-from mpi_job import ROOT, run_job
+from mpi_job import ROOT, check_that_a_forked_child_is_no_rank, run_alone, run_job
 
 from gpuopt.distributed.communicators.mpi_description import describe_mpi
 
@@ -133,15 +131,6 @@ def test_mpi_is_described_without_being_started() -> None:
     assert loaded == "False"
 
 
-def run_alone(program: str) -> str:
-    """Runs a program in a process of no job, and returns what it prints."""
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT
-    )
-    assert (process.returncode, process.stderr) == (0, ""), process
-    return process.stdout.strip()
-
-
 def test_a_process_of_no_job_is_a_group_of_one() -> None:
     program = "from gpuopt.distributed import *; print(MPIGroup(9).run(lambda c: c.all_gather(1)))"
     assert run_alone(program) == "[[1]]"
@@ -162,26 +151,7 @@ except RuntimeError as error:
 
 
 def test_a_forked_child_is_no_rank() -> None:
-    program = """
-import os
-from gpuopt.distributed import MPIGroup
-
-def run(communicator):
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1]
-    communicator.barrier()
-
-group = MPIGroup(9)
-for _ in range(2):  # the child's second time is a run of its own
-    try:
-        group.run(run)
-    except RuntimeError as error:
-        print(error, flush=True)
-"""
-    told = "rank 0 is the process that this child was forked from, and not the child"
-    # Of the first child in both runs, and of the second one in the second.
-    assert run_alone(program).splitlines() == [told] * 3
+    check_that_a_forked_child_is_no_rank("MPIGroup(9)")
 
 
 def test_mpi_for_the_main_thread_alone_is_called_by_no_other() -> None:

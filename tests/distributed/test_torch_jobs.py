@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 from guide_scripts import scripts_under
-from mpi_job import ROOT, TORCHRUN, why_no_network
+from mpi_job import (
+    ROOT,
+    TORCHRUN,
+    check_that_a_forked_child_is_no_rank,
+    run_alone,
+    why_no_network,
+)
 from mpi_job import run_job as start_job
 
 pytestmark = pytest.mark.torch
@@ -80,7 +84,7 @@ def test_a_process_of_no_job_is_a_group_of_one() -> None:
     program = (
         "from gpuopt.distributed import *; print(TorchGroup(9).run(lambda c: c.all_gather(1)))"
     )
-    assert run_alone(program) == "[[1]]"
+    assert run_alone(program, is_quiet=False) == "[[1]]"
 
 
 def test_a_group_of_one_process_is_refused_in_a_job_of_several() -> None:
@@ -101,26 +105,7 @@ except RuntimeError as error:
 
 
 def test_a_forked_child_is_no_rank() -> None:
-    program = """
-import os
-from gpuopt.distributed import TorchGroup
-
-def run(communicator):
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1]
-    communicator.barrier()
-
-group = TorchGroup(9)
-for _ in range(2):  # the child's second time is a run of its own
-    try:
-        group.run(run)
-    except RuntimeError as error:
-        print(error, flush=True)
-"""
-    told = "rank 0 is the process that this child was forked from, and not the child"
-    # Of the first child in both runs, and of the second one in the second.
-    assert run_alone(program).splitlines() == [told] * 3
+    check_that_a_forked_child_is_no_rank("TorchGroup(9)")
 
 
 def test_an_exception_in_a_rank_ends_the_job_and_is_told_to_the_others() -> None:
@@ -158,12 +143,3 @@ print(counts[1] - counts[0] <= 12, counts)
     job = run_job(3, "-c", program)
     assert job.status == 0, job
     assert job.output.count("True") == 3, job
-
-
-def run_alone(program: str) -> str:
-    """Runs a program in a process of no job, and returns what it prints."""
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT
-    )
-    assert process.returncode == 0, process
-    return process.stdout.strip()

@@ -42,23 +42,6 @@ def _is_known(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture)
     assert "cannot build" not in caplog.text
 
 
-@pytest.fixture(
-    params=[
-        "host",
-        pytest.param("emulated", marks=pytest.mark.emulator),
-        pytest.param("gpu", marks=pytest.mark.gpu),
-    ]
-)
-def xp(request: pytest.FixtureRequest) -> Any:
-    """The module of a device's arrays."""
-    if request.param == "host":
-        return np
-    if request.param == "emulated":
-        request.getfixturevalue("emulated_gpus")
-        return fake_cupy
-    return pytest.importorskip("cupy")
-
-
 SHAPES = [(), (3,), (40,), (6, 5), (0,), (300, 7)]
 TABLE, ROWS = (12, 20), np.array([4, 1, 9, 0, 7])
 # What one optimizer with noise does is what it does without by noisy gradients.

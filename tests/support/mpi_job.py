@@ -141,6 +141,44 @@ def run_job(
     return job
 
 
+def run_alone(program: str, *, is_quiet: bool = True) -> str:
+    """Runs a program in a process of no job, and returns what it prints.
+
+    Args:
+        program: Python's.
+        is_quiet: Whether it must print no warnings, as torch does.
+    """
+    command = [sys.executable, "-c", program]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert process.returncode == 0, process
+    assert not (is_quiet and process.stderr), process
+    return process.stdout.strip()
+
+
+def check_that_a_forked_child_is_no_rank(group: str) -> None:
+    """Forks in a run of the group that an expression makes, of one process."""
+    program = f"""
+import os
+from gpuopt.distributed import *
+
+def run(communicator):
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    communicator.barrier()
+
+group = {group}
+for _ in range(2):  # the child's second time is a run of its own
+    try:
+        group.run(run)
+    except RuntimeError as error:
+        print(error, flush=True)
+"""
+    told = "rank 0 is the process that this child was forked from, and not the child"
+    # Of the first child in both runs, and of the second one in the second.
+    assert run_alone(program, is_quiet=False).splitlines() == [told] * 3
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends a launcher, which is to end the ranks, and then whatever is left of its group."""
     process.terminate()
