@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends import backend_for
+from gpuopt.backends import backend_for, refuse_masked, to_device
 from gpuopt.backends.backend import RowCopy
 from gpuopt.device import Device
 from gpuopt.optimizer import living_optimizers
 from gpuopt.step.replica_context import replica_context
 from gpuopt.tables.changes import Changed, appended, kept, with_state_reset
 from gpuopt.tables.dependents import Table, make_waiting_slots, table_of
-from gpuopt.tables.row_numbers import row_numbers
 from gpuopt.variables import recording
 from gpuopt.variables.gate import between_writes
 from gpuopt.variables.late_errors import raise_late_errors
+from gpuopt.variables.operators import reading, storage_of
 from gpuopt.variables.row_changes import forget_plans, refuse_row_changes, replace_arrays
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import Variable, checked_rows
@@ -184,7 +184,7 @@ class Rows:
         def numbers(table: Table) -> np.ndarray[Any, Any]:
             if not read:
                 what = f"rows of {self._names} to {verb}"
-                read.append(row_numbers(rows, table.variable.shape[0], what))
+                read.append(_row_numbers(rows, table.variable.shape[0], what))
             return read[0]
 
         return numbers
@@ -277,3 +277,40 @@ def _refuse_uneven(names: Mapping[int, str], verb: str) -> None:
             f'"{first}" {verb} {one} rows, and "{second}" {other}: rows come and go together in '
             "variables that have equally many"
         )
+
+
+def _row_numbers(rows: Any, height: int, what: str) -> np.ndarray[Any, Any]:
+    """Returns the numbers of rows, int64, in host memory, for which the host waits.
+
+    Args:
+        rows: Numbers in any order, or [height] bool; on any device, a Variable, or a list.
+        height: How many rows there are.
+        what: What the rows are, for errors.
+
+    Raises:
+        TypeError: `rows` holds something else than integers or bool, or is masked.
+        ValueError: it is no vector, or a mask of another length.
+        IndexError: there is no such row.
+    """
+    refuse_masked(storage_of(rows), what)
+    with reading(rows):
+        given = storage_of(rows)
+        array = np.asarray(to_device(given, Device.cpu) if hasattr(given, "dtype") else given)
+    if array.ndim != 1:
+        raise ValueError(f"{what} must be a vector, got shape {array.shape}")
+    if array.dtype == bool:
+        if array.size != height:
+            raise ValueError(
+                f"{what} are given by a mask of {array.size} elements for {height} rows; it must "
+                "have one for each"
+            )
+        return np.flatnonzero(array)
+    if array.size == 0 and not hasattr(given, "dtype"):
+        return np.zeros(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{what} must be integers, or a mask of bool, got dtype {array.dtype}")
+    outside = (array < 0) | (array >= height)
+    if outside.any():
+        offset = int(outside.argmax())
+        raise IndexError(f"{what}: [{offset}] = {array[offset]} is not in [0, {height})")
+    return array.astype(np.int64)

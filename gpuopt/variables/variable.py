@@ -31,8 +31,8 @@ from gpuopt.variables.operators import (
     value_of,
     value_on_device,
 )
+from gpuopt.variables.printing import format_value
 from gpuopt.variables.recording import before_write, recorder
-from gpuopt.variables.shown import shown_value
 from gpuopt.variables.storage import adopt_array, copy_value, describe, hint_for_foreign
 from gpuopt.variables.unfinished import begun, note_all, refuse_unfinished, settle
 
@@ -561,7 +561,7 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
         array, memory = self._numbers(), backend_for(self.memory)
         return (
             f'<Variable "{self.name}" shape={self.shape} dtype={self.dtype} device={self.device} '
-            f"value={shown_value(array, self.identity, memory, self.identity.behind)}>"
+            f"value={format_value(array, self.identity, memory, self.identity.behind)}>"
         )
 
 

@@ -16,7 +16,7 @@ _EDGE = 3
 _LONGEST_LINE = 80
 
 
-def shown_value(array: Any, identity: Identity, backend: Any, behind: RowsBehind | None) -> str:
+def format_value(array: Any, identity: Identity, backend: Any, behind: RowsBehind | None) -> str:
     """Returns a variable's value as text, of which a large one's middle is left out.
 
     On a GPU the host waits once, for the elements that are shown. What keeps them from being read,
