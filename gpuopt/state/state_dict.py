@@ -580,6 +580,11 @@ def _named(
     if variables is None:
         named = {each.name: each for each in (*arrays_with_paths(state), *global_variables())}
         return _with_paths(state, named) if by_path else named
+    if not isinstance(variables, Mapping):
+        raise TypeError(
+            "variables must be a mapping of the state's names to variables or arrays, as in "
+            f'{{"w": array}}, got {describe(variables)}'
+        )
     named = {name: as_variable(variable) for name, variable in variables.items()}
     refuse_two_names(named)
     return named

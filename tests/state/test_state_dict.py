@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +216,13 @@ def test_slots_may_change_places(of: Any) -> None:
     state["slots"]["momentum"] = {"a": of(slots["b"]), "b": of(slots["a"])}
     optimizer.load_state_dict(state)
     assert [slots[name].numpy()[0] for name in "ab"] == [2, 1]
+
+
+def test_variables_of_a_state_are_given_by_name() -> None:
+    weights = Variable(np.ones(3, np.float32), name="weights")
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    optimizer.apply_gradients([(np.ones(3, np.float32), weights)])
+    state = optimizer.state_dict()
+    for call in (optimizer.state_dict, partial(optimizer.load_state_dict, state)):
+        with pytest.raises(TypeError, match=r"variables must be a mapping .* got list"):
+            call([weights])
