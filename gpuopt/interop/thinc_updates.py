@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from operator import is_
@@ -17,7 +17,7 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.compiler import why_not_compiled
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.backends.cpu.repeated_update import RepeatedUpdate, repeated_update
+from gpuopt.backends.cpu.repeated_update import repeated_update
 from gpuopt.clipping import clip_by_norm
 from gpuopt.device import Device, device_of
 from gpuopt.fp_warnings import ignore_fp_warnings
@@ -126,7 +126,7 @@ class _ArrayUpdates:
         self._plan = self.backend.plan_dense(targets, updated=updated, groups=of_groups)
         self._gradients: Sequence[Array] = ()
         # By rule; None where the plan is used.
-        self._repeated: dict[UpdateRule, RepeatedUpdate | None] = {}
+        self._repeated: dict[UpdateRule, Callable[[Sequence[Scalars]], None] | None] = {}
 
     def accept(self, gradients: Sequence[Array]) -> bool:
         """Whether gradients are of their arrays' shapes, dtype and device."""
@@ -145,7 +145,7 @@ class _ArrayUpdates:
                 self._repeated[rule] = repeated_update(*given)
             repeated = self._repeated[rule]
             if repeated is not None:
-                repeated.apply(scalars)
+                repeated(scalars)
                 return
         self._gradients = gradients
         version = self._plan.accept(gradients)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -17,46 +18,20 @@ from gpuopt.rules.update_rule import UpdateRule
 _LIMITS = CpuLimits()
 
 
-class RepeatedUpdate:
-    """Calls a compiled rule with a table of addresses that was made once; scalars change alone.
-
-    To find gradients anew takes several times as long as to update a few thousand elements. Keeps
-    all arrays alive.
-    """
-
-    def __init__(
-        self,
-        rule: CompiledRule,
-        targets: Sequence[Target],
-        gradients: Sequence[Array],
-        groups: Sequence[int],
-    ) -> None:
-        self._rule = rule
-        self._arrays = targets, gradients
-        arrays = [target.arrays for target in targets]
-        chunks = Chunks(arrays, groups, rule.most_elements)
-        begins = np.array([gradient.ctypes.data for gradient in gradients], np.intp)
-        self._table = Table(chunks.table(begins, gradients[0].itemsize))
-
-    def apply(self, scalars: Sequence[Scalars]) -> None:
-        """Updates all variables.
-
-        Args:
-            scalars: Those of each group, of the variables' dtype.
-        """
-        self._rule.update_chunks(self._table, self._rule.pack(scalars))
-
-
 def repeated_update(
     rule: UpdateRule,
     targets: Sequence[Target],
     gradients: Sequence[Array],
     groups: Sequence[int],
-) -> RepeatedUpdate | None:
-    """Prepares an update; None where `Backend.apply_dense` has to make it.
+) -> Callable[[Sequence[Scalars]], None] | None:
+    """Returns what updates all variables, given each group's scalars of their dtype.
 
-    It has where there is no compiler, where threads would share the work, and for arrays that are
-    not flat, not of the type that rules compute in, or written and read.
+    It calls a compiled rule with a table of addresses that was made once: to find gradients anew
+    takes several times as long as to update a few thousand elements. It keeps all arrays alive.
+
+    None where `Backend.apply_dense` has to make the update: where there is no compiler, where
+    threads would share the work, and for arrays that are not flat, not of the type that rules
+    compute in, or written and read.
 
     Args:
         rule: Without sums and slots of rows.
@@ -83,6 +58,17 @@ def repeated_update(
     compiled = compiled_rule(rule, dtype)
     if compiled is None:
         return None
-    flat = [each.reshape(-1) for each in gradients]
-    own_groups = [groups[position] for position in present]
-    return RepeatedUpdate(compiled, targets, flat, own_groups)
+    chunks = Chunks(
+        [target.arrays for target in targets],
+        [groups[position] for position in present],
+        compiled.most_elements,
+    )
+    begins = np.array([gradient.ctypes.data for gradient in gradients], np.intp)
+    table = Table(chunks.table(begins, gradients[0].itemsize))
+    return partial(_update, compiled, table, (targets, gradients))
+
+
+def _update(
+    rule: CompiledRule, table: Table, kept_alive: object, scalars: Sequence[Scalars]
+) -> None:
+    rule.update_chunks(table, rule.pack(scalars))
