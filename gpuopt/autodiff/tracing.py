@@ -1,10 +1,13 @@
-"""Boxes and nodes of our own, with which a loss computes and which autograd's functions record."""
+"""Boxes and nodes of our own, with which a loss computes and which autograd's functions record.
+
+numpy passes its calls on boxes to them, and they pass these to autograd.
+"""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import autograd.numpy as anp
@@ -15,11 +18,17 @@ from autograd.extend import Box, VSpace, vspace
 from autograd.numpy import numpy_wrapper
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.numpy.numpy_vspaces import ArrayVSpace
-from autograd.tracer import isbox, new_box, notrace_primitives
+from autograd.tracer import getval, isbox, new_box, notrace_primitives, trace_primitives_map
 
 from gpuopt.autodiff import array_modules
-from gpuopt.autodiff.calls import call_function, call_ufunc
-from gpuopt.autodiff.derivatives import make_vjps, refuse_argument
+from gpuopt.autodiff.derivatives import (
+    call_composition,
+    leave_out_defaults,
+    make_vjps,
+    parameters_of,
+    refuse_argument,
+    refuse_function,
+)
 from gpuopt.variables.operators import value_of
 from gpuopt.variables.recording import recorder
 from gpuopt.variables.variable import Variable
@@ -27,6 +36,10 @@ from gpuopt.variables.variable import Variable
 _item = ArrayBox.__getitem__
 # Arguments that hold no array.
 _PLAIN = frozenset((int, float, str, slice))
+# Functions of an array's form, not of its elements.
+_QUERIES = frozenset(
+    (np.shape, np.ndim, np.size, np.iscomplexobj, np.isrealobj, np.result_type, np.can_cast)
+)
 # The trace of a variable that this thread's loss does not watch. It is below every other trace, so
 # autograd ignores it.
 _NO_TRACE = -2.0
@@ -90,12 +103,12 @@ class LossBox(ArrayBox):
     __slots__ = ()
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        return call_ufunc(ufunc, method, inputs, options)
+        return _call_ufunc(ufunc, method, inputs, options)
 
     def __array_function__(
         self, function: Any, types: Any, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        return call_function(function, args, options)
+        return _call_function(function, args, options)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
         raise TypeError(
@@ -179,6 +192,61 @@ def _constant_index(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(map(_constant_index, index))
     return value_of(index)
+
+
+def _call_function(function: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    """Does `function(*args, **options)`, and records it.
+
+    Raises:
+        NotImplementedError: the function has no derivative, or none by an argument that the loss
+            computes.
+    """
+    if function in _QUERIES:
+        return function(*map(getval, args), **{n: getval(v) for n, v in options.items()})
+    result = call_composition(function, args, options)
+    if result is not NotImplemented:
+        return result
+    recorded = trace_primitives_map.get(function)
+    if recorded is None:
+        refuse_function(function)
+    if any(map(isbox, options.values())) or not any(map(isbox, args)):
+        args, options = _by_position(function, args, options)
+    leave_out_defaults(recorded, args, options)  # raises before anything is written to `out`
+    return recorded(*args, **options)
+
+
+def _call_ufunc(
+    ufunc: Any, method: str, inputs: tuple[Any, ...], options: Mapping[str, Any]
+) -> Any:
+    """Does what `_call_function` does, for a method of a ufunc."""
+    recorded = trace_primitives_map.get(ufunc)
+    if recorded is None or method != "__call__":
+        refuse_function(ufunc if method == "__call__" else getattr(ufunc, method))
+    leave_out_defaults(recorded, inputs, options)
+    # Without this, autograd would call numpy, and numpy would call this function again.
+    return recorded(*inputs, called_by_autograd_dispatcher=True, **options)
+
+
+def _by_position(
+    function: Any, args: tuple[Any, ...], options: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Passes arguments that the loss computes by position, where alone autograd looks for them."""
+    parameters = parameters_of(function)
+    given = dict(zip(parameters, args, strict=False)) | dict(options)
+    boxed = [name for name, value in given.items() if isbox(value)]
+    if not boxed:  # they are in a list
+        refuse_function(function)
+    for name in boxed:
+        parameter = parameters.get(name)
+        if parameter is None or parameter.kind in (
+            parameter.KEYWORD_ONLY,
+            parameter.VAR_KEYWORD,
+        ):
+            refuse_argument(function, name)
+    names = list(parameters)
+    names = names[: max(map(names.index, boxed)) + 1]
+    positional = tuple(given.get(name, parameters[name].default) for name in names)
+    return positional, {name: given[name] for name in options if name not in names}
 
 
 def _refuse_number(what: str) -> NoReturn:

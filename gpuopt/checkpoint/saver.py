@@ -22,8 +22,11 @@ from gpuopt.checkpoint.contents import SavedOptimizer, flattened
 from gpuopt.checkpoint.file_format import SUFFIX
 from gpuopt.checkpoint.kept_checkpoints import KeptCheckpoint, KeptCheckpoints
 from gpuopt.checkpoint.restoring import Readable, fitted, read_values, saved_optimizers
-from gpuopt.checkpoint.tensorflow_checkpoint import TensorFlowCheckpoint, find_checkpoint
-from gpuopt.checkpoint.tensorflow_names import by_tensorflows_names
+from gpuopt.checkpoint.tensorflow_checkpoint import (
+    TensorFlowCheckpoint,
+    by_tensorflows_names,
+    find_checkpoint,
+)
 from gpuopt.errors import CheckpointError
 from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizer import Optimizer, living_optimizers
