@@ -201,7 +201,8 @@ def run(options: argparse.Namespace, device: Device) -> int:
         return 0
     comparisons = compare_results(new, earlier[0], options.tolerance)
     differences, missing = find_differences(new, earlier[0]), find_missing(new, earlier[0])
-    print_comparison(console, comparisons, differences, missing, list_advice(comparisons, new))
+    advice = list_advice(comparisons, new, earlier[0])
+    print_comparison(console, comparisons, differences, missing, advice)
     ours = [each.verdict for each in comparisons if each.contender.startswith("gpuopt")]
     if not ours:
         print("gpuopt bench: no run of gpuopt is in both results to compare", file=sys.stderr)

@@ -13,7 +13,8 @@ From the two intervals follows one of the new time divided by the old one:
 * AMBIGUOUS: anything else. More rounds make the intervals smaller: it is said how many of both
   results would give another verdict if they had the same samples over and over.
 
-Copies are the control. What changed them, too, is the machine, and not the program.
+Copies are the control. What changed them, too, is the machine, and not the program. Without their
+times, which `python -m bench` does not always take, everything is AMBIGUOUS.
 """
 
 from __future__ import annotations
@@ -107,10 +108,24 @@ def compare_results(new: Results, old: Results, tolerance: float = TOLERANCE) ->
     return comparisons
 
 
-def list_advice(comparisons: Sequence[Comparison], new: Results) -> list[str]:
+def list_advice(comparisons: Sequence[Comparison], new: Results, old: Results) -> list[str]:
     """Says of each run how long to time it, new and old, so that gpuopt's times are settled."""
     advice = []
-    for name, run in new.runs.items():
+    compared = {each.run for each in comparisons}
+    without: set[str] = set()
+    for which, results in (("old", old), ("new", new)):
+        lacking = [
+            name for name in results.runs if name in compared and not results.runs[name].copy_ms
+        ]
+        if lacking:
+            names = "all runs" if compared <= set(lacking) else ", ".join(lacking)
+            advice.append(
+                f"AMBIGUOUS: {names}: the {which} file has no times of copies, without which a "
+                "slower machine is not told from a slower program"
+            )
+        without.update(lacking)
+    for name in [name for name in new.runs if name not in without]:
+        run = new.runs[name]
         ambiguous = [
             each
             for each in comparisons

@@ -111,7 +111,7 @@ def print_comparison(
         comparisons: The table's rows.
         differences: Those of the machines.
         missing: What one of the results lacks.
-        advice: How AMBIGUOUS would become another verdict.
+        advice: Why verdicts are AMBIGUOUS, and what would settle them.
     """
     table = _new_table("compared with earlier results")
     for heading in ("", "contender"):

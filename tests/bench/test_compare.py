@@ -178,17 +178,30 @@ def test_an_ambiguous_verdict_says_how_long_to_time_both() -> None:
     comparisons = compare_results(new, old)
     assert comparisons[0].verdict is Verdict.AMBIGUOUS
     rounds = max(each.rounds_to_settle or 0 for each in comparisons)
-    [advice] = list_advice(comparisons, new)
+    [advice] = list_advice(comparisons, new, old)
     # Sixteen rounds took eight seconds.
     expected = f"--rounds {rounds} --seconds {math.ceil(rounds / 2)}"
     assert advice == f"AMBIGUOUS: 16m/adam/float32: time both with {expected}"
     slow_machine = results([2.0] * 16, [11.7] * 16)
     [each, *_] = compare_results(slow_machine, old)
     assert (each.verdict, each.rounds_to_settle) == (Verdict.AMBIGUOUS, None)
-    [advice] = list_advice([each], slow_machine)
+    [advice] = list_advice([each], slow_machine, old)
     assert "copies differ" in advice
     steady = results([2.0] * 30, [9.0] * 30)
-    assert list_advice(compare_results(steady, steady), steady) == []
+    assert list_advice(compare_results(steady, steady), steady, steady) == []
+
+
+def test_a_file_without_copies_is_named_as_the_reason_for_no_verdict() -> None:
+    with_copies, without = results([2.0] * 30, [9.0] * 30), results([4.0] * 30, [])
+    assert verdicts(without, with_copies) == {Verdict.AMBIGUOUS}
+    for new, old, reasons in (
+        (without, with_copies, ["the new file has no times of copies"]),
+        (with_copies, without, ["the old file has no times of copies"]),
+        (without, without, ["the old file has no times", "the new file has no times"]),
+    ):
+        advice = list_advice(compare_results(new, old), new, old)
+        for line, reason in zip(advice, reasons, strict=True):
+            assert line.startswith(f"AMBIGUOUS: all runs: {reason}")
 
 
 def test_only_what_both_have_is_compared() -> None:
