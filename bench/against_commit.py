@@ -17,13 +17,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
+from statistics import median
 from typing import Any
-
-import numpy as np
 
 from bench.harness import ROOT, Workload, make_parser, make_run, write_results
 from bench.workloads import offer_host_workloads
-from gpuopt.bench.compare import Interval
+from gpuopt.bench.compare import find_median
 from gpuopt.bench.machine import describe_commit, read_cpu_model
 from gpuopt.bench.results import Times, make_figures
 
@@ -36,7 +35,6 @@ _SLOW = (
     "first_step_*",
     "slot_dtype_movement",
 )
-_RESAMPLES = 4000
 
 
 def main() -> None:
@@ -63,28 +61,21 @@ def main() -> None:
             blocks = _take_blocks((ours, theirs), options.rounds)
             figures = [make_figures({"step": samples}, None, None) for samples in blocks]
             runs[name] = make_run(workload, dict(zip(("gpuopt", against), figures, strict=True)))
-            print(f"{name}: {_describe(*(each.usual for each in figures))}", flush=True)
+            print(f"{name}: {describe_ratio(*(each.usual for each in figures))}", flush=True)
     if not options.no_results:
         folder = f"{read_cpu_model()} {os.cpu_count()} cores against {against}"
         print(f"written: {write_results(runs, folder)}")
 
 
-def find_ratio(ours_ms: Sequence[float], theirs_ms: Sequence[float]) -> Interval:
-    """Returns the 95 % interval of the ratio of the medians of blocks of the same rounds.
+def describe_ratio(ours: Times, theirs: Times) -> str:
+    """Returns both medians, and that of their rounds' ratios with its 95 % interval.
 
-    The interval is by the bootstrap over rounds; a round is drawn with both of its blocks, as what
-    slows the machine down slows down both.
+    Of the ratios, as what slows the machine down slows down both blocks of a round.
     """
-    rounds = np.array([ours_ms, theirs_ms])
-    drawn = np.random.default_rng(0).integers(0, len(ours_ms), (_RESAMPLES, len(ours_ms)))
-    ours, theirs = np.median(rounds[:, drawn], axis=-1)
-    return Interval(*map(float, np.quantile(ours / theirs, [0.025, 0.975])))
-
-
-def _describe(ours: Times, theirs: Times) -> str:
-    low, high = find_ratio(ours.samples_ms, theirs.samples_ms)
+    ratios = [a / b for a, b in zip(ours.samples_ms, theirs.samples_ms, strict=True)]
+    low, high = find_median(ratios, 0.05)
     times = f"{ours.median_ms:.3f} / {theirs.median_ms:.3f} ms"
-    return f"{times} = {ours.median_ms / theirs.median_ms:.3f} ({low:.3f} to {high:.3f})"
+    return f"{times} = {median(ratios):.3f} ({low:.3f} to {high:.3f})"
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from contextlib import nullcontext
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 
 from bench import against_commit
 from bench.harness import ROOT, write_results
-from gpuopt.bench.results import read_results
+from gpuopt.bench.results import read_results, summarize
 
 # An older gpuopt: this one, without `update`.
 _OLDER = f"""
@@ -59,8 +60,10 @@ def test_the_interval_is_of_the_rounds_ratios_where_the_machine_slows_down_both(
     random = np.random.default_rng(0)
     machine_ms = np.exp(random.normal(0, 0.5, 100))
     ours_ms = 1.1 * machine_ms * np.exp(random.normal(0, 0.02, 100))
-    low, high = against_commit.find_ratio(ours_ms, machine_ms)
+    said = against_commit.describe_ratio(summarize(ours_ms), summarize(machine_ms))
+    ratio, low, high = map(float, re.findall(r"[\d.]+", said.partition(" = ")[2]))
     assert 1.0 < low < 1.1 < high < 1.25
+    assert low < ratio < high
 
 
 def _list_worktrees() -> str:
