@@ -124,7 +124,8 @@ class Scaling:
         self.good = self.good + 1 if is_finite else 0
         self.bad += not is_finite
         if self.good == self.every:
-            self.scale, self.good, self.bad = 2 * self.scale, 0, 0
+            # A GPU would flush the reciprocal of a larger one.
+            self.scale, self.good, self.bad = min(2 * self.scale, 2.0**100), 0, 0
         if self.bad == {"dynamic": 1, "exponential": 2}[self.kind]:
             self.scale, self.bad = max(1.0, self.scale / 2), 0
 
