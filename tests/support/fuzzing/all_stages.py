@@ -80,7 +80,8 @@ class Form:
             is_wide = "masters" in self.options or np.float16 not in dtypes
             if is_wide and ("slot_dtype" in self.options or "masters" not in self.options):
                 self.options["stochastic_rounding"] = 7
-        if kind in ("Adam", "AdamW") and choose([True, False]):
+        is_wide = "masters" in self.options or not narrow
+        if kind in ("Adam", "AdamW") and is_wide and form is None and choose([True, False]):
             self.options["catch_up"] = choose([True, "stepping"])
 
 
@@ -650,8 +651,8 @@ def change_rows(program: Program) -> None:
     for call in model.pending:
         if "table" in call:
             call["table"] = changed(as_dense(call["table"], model.values["table"].shape), 0.0)
-    model.values["table"] = changed(model.values["table"], new)
-    program.shown["table"] = changed(program.shown["table"], new)
+    for values in (model.values, program.shown, program.halves_to_even):
+        values["table"] = changed(values["table"], new)
     for name, slot in model.slots.get("table", {}).items():
         model.slots["table"][name] = changed(slot, model.kind.slots[name])
     if "table" in model.averages:
