@@ -80,8 +80,7 @@ class Form:
             is_wide = "masters" in self.options or np.float16 not in dtypes
             if is_wide and ("slot_dtype" in self.options or "masters" not in self.options):
                 self.options["stochastic_rounding"] = 7
-        is_wide = "masters" in self.options or not narrow
-        if kind in ("Adam", "AdamW") and is_wide and form is None and choose([True, False]):
+        if kind in ("Adam", "AdamW") and choose([True, False]):
             self.options["catch_up"] = choose([True, "stepping"])
 
 
