@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -18,7 +17,14 @@ from gpuopt.interop.torch_checks import (
     named_variables,
     names_of_parameters,
 )
-from gpuopt.interop.torch_groups import Array, Part, groups_of, numbers_of, settings_of, step_of
+from gpuopt.interop.torch_groups import (
+    Array,
+    arguments_of,
+    numbers_of,
+    parts_of,
+    settings_of,
+    step_of,
+)
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import LionOptimizer, MomentumOptimizer, TorchAdamWOptimizer
 from gpuopt.optimizers.base.declared import hyperparameters_of
@@ -104,25 +110,14 @@ def optimizer_from_bitsandbytes(
                 codes, scales = _coded(state, number, variable)
                 slots.setdefault(slot_name, {})[name] = codes
                 slots.setdefault(scales_name(slot_name), {})[name] = scales
-    of_states, of_variables = iter(states), iter(named.values())
-    parts = [
-        Part(
-            group,
-            list(islice(of_states, len(group["params"]))),
-            list(islice(of_variables, len(group["params"]))),
-        )
-        for group in groups
-    ]
+    parts = parts_of(groups, states, named.values())
     counts = kind == "AdamW"
     for state, variable in zip(states, named.values(), strict=True):
         _check_step(state, variable)
     step = step_of(parts) if counts else 0
     numbers = [form.numbers(part.settings) for part in parts]
     optimizer = form.optimizer(
-        **numbers[0],
-        groups=groups_of(numbers[0], numbers[1:], parts),
-        slot_bits=8,
-        slot_form="bitsandbytes",
+        **arguments_of(numbers, parts), slot_bits=8, slot_form="bitsandbytes"
     )
     saved: OptimizerState = {
         "format": 1,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,10 @@ from gpuopt.interop.torch_groups import (
     Imported,
     Part,
     Settings,
-    groups_of,
+    arguments_of,
     name_of,
     numbers_of,
+    parts_of,
     shared,
     step_of,
     values_of,
@@ -108,16 +108,7 @@ def optimizer_from_torch(state_dict: Mapping[str, Any], variables: Sequence[Any]
     ]
     of_each = [mine for mine, group in zip(settings, groups, strict=True) for _ in group]
     slot_dtype = check_states(kind, of_each, states, list(named.values()))
-    left, variables_left = iter(states), iter(named.values())
-    parts = [
-        Part(
-            mine,
-            list(islice(left, len(group))),
-            list(islice(variables_left, len(group))),
-            slot_dtype,
-        )
-        for mine, group in zip(settings, groups, strict=True)
-    ]
+    parts = parts_of(settings, states, named.values(), slot_dtype)
     is_trained = [any(value is not None for value in state.values()) for state in states]
     # What torch has not made yet is not made here either.
     has_slots = is_trained if any(is_trained) else [True] * len(states)
@@ -198,11 +189,9 @@ def _import_adam(parts: Sequence[Part]) -> Imported:
             del given["epsilon"]
         return given
 
-    own = hyperparameters(base, "")
-    groups = groups_of(
-        own, [hyperparameters(part.settings, f"/{name_of(part)}") for part in parts[1:]], parts
-    )
-    optimizer = AdamOptimizer(**own, groups=groups, slot_dtype=parts[0].slot_dtype)
+    of_groups = ["", *(f"/{name_of(part)}" for part in parts[1:])]
+    given = map(hyperparameters, [part.settings for part in parts], of_groups)
+    optimizer = AdamOptimizer(**arguments_of(list(given), parts))
     for epsilon in epsilons:
         epsilon.state = optimizer.state
     return (
@@ -216,18 +205,12 @@ def _import_sgd(parts: Sequence[Part]) -> Imported:
     with_momentum = [part.settings for part in parts if part.settings["momentum"]]
     optimizer_class: Any = MomentumOptimizer if with_momentum else GradientDescentOptimizer
     names = hyperparameters_of(optimizer_class)
-    numbers = [numbers_of(part.settings, names) for part in parts]
+    arguments = arguments_of([numbers_of(part.settings, names) for part in parts], parts)
     if not with_momentum:
-        groups = groups_of(numbers[0], numbers[1:], parts)
-        return GradientDescentOptimizer(**numbers[0], groups=groups), {}, {}
+        return GradientDescentOptimizer(**arguments), {}, {}
     # Without momentum, both forms are one.
     use_nesterov = shared("nesterov", with_momentum)
-    optimizer = MomentumOptimizer(
-        **numbers[0],
-        use_nesterov=use_nesterov,
-        groups=groups_of(numbers[0], numbers[1:], parts),
-        slot_dtype=parts[0].slot_dtype,
-    )
+    optimizer = MomentumOptimizer(**arguments, use_nesterov=use_nesterov)
     return optimizer, {"momentum": values_of(parts, "momentum_buffer")}, {}
 
 

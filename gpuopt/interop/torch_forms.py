@@ -12,7 +12,7 @@ from gpuopt.interop.torch_groups import (
     Array,
     Imported,
     Part,
-    groups_of,
+    arguments_of,
     name_of,
     numbers_of,
     settings_of,
@@ -82,8 +82,7 @@ def import_form(form: _Form, parts: Sequence[Part]) -> Imported:
     step = step_of(parts)
     names = hyperparameters_of(form.optimizer)
     numbers = [numbers_of(part.settings, names) for part in parts]
-    groups = groups_of(numbers[0], numbers[1:], parts)
-    optimizer = form.optimizer(**numbers[0], groups=groups, slot_dtype=parts[0].slot_dtype)
+    optimizer = form.optimizer(**arguments_of(numbers, parts))
     counters: dict[str, Array] = {"step": np.array(step, np.float64)}
     if "mu_product" in optimizer.counters:
         for part in parts:
@@ -111,11 +110,7 @@ def import_torch_sgd(parts: Sequence[Part]) -> Imported:
     for given in numbers:
         if "dampening" in given and not given["momentum"]:  # torch dampens nothing then
             given["dampening"] = np.float64(0)
-    groups = groups_of(numbers[0], numbers[1:], parts)
-    slot_dtype = parts[0].slot_dtype
-    optimizer = TorchSGDOptimizer(
-        **numbers[0], use_nesterov=use_nesterov, groups=groups, slot_dtype=slot_dtype
-    )
+    optimizer = TorchSGDOptimizer(**arguments_of(numbers, parts), use_nesterov=use_nesterov)
     slots = {"momentum": values_of(parts, "momentum_buffer")} if with_momentum else {}
     # torch does not count; whether a step is the first is all that matters.
     return optimizer, slots, {"step": np.array(any(has_begun), np.float64)}
@@ -133,11 +128,9 @@ def import_adagrad(parts: Sequence[Part]) -> Imported:
     step = step_of(decaying) if decaying else max(steps)
     names = hyperparameters_of(TorchAdagradOptimizer)
     numbers = [numbers_of(part.settings, names) for part in parts]
+    initial = float(parts[0].settings["initial_accumulator_value"])
     optimizer = TorchAdagradOptimizer(
-        **numbers[0],
-        initial_accumulator_value=float(parts[0].settings["initial_accumulator_value"]),
-        groups=groups_of(numbers[0], numbers[1:], parts),
-        slot_dtype=parts[0].slot_dtype,
+        **arguments_of(numbers, parts), initial_accumulator_value=initial
     )
     counters = {"step": np.array(step, np.float64)}
     return optimizer, {"accumulator": values_of(parts, "sum")}, counters
@@ -153,12 +146,8 @@ def import_rms_prop(parts: Sequence[Part]) -> Imported:
     if not _with_momentum(parts):
         names.remove("momentum")
     numbers = [numbers_of(part.settings, names) for part in parts]
-    optimizer = TorchRMSpropOptimizer(
-        **numbers[0],
-        centered=shared("centered", [part.settings for part in parts]),
-        groups=groups_of(numbers[0], numbers[1:], parts),
-        slot_dtype=parts[0].slot_dtype,
-    )
+    is_centered = shared("centered", [part.settings for part in parts])
+    optimizer = TorchRMSpropOptimizer(**arguments_of(numbers, parts), centered=is_centered)
     slots = {name: values_of(parts, _OF_RMS_PROP[name]) for name in optimizer.rule.slots}
     return optimizer, slots, {}
 

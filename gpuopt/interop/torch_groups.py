@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,21 @@ class Part(NamedTuple):
     states: States
     variables: list[Variable]
     slot_dtype: SlotDtype | None = None
+
+
+def parts_of(
+    groups: Sequence[Settings],
+    states: Iterable[dict[str, Array]],
+    variables: Iterable[Variable],
+    slot_dtype: SlotDtype | None = None,
+) -> list[Part]:
+    """Returns torch's parameter groups, with the states and variables of their parameters."""
+    states, variables = iter(states), iter(variables)
+    sizes = [len(group["params"]) for group in groups]
+    return [
+        Part(group, list(islice(states, size)), list(islice(variables, size)), slot_dtype)
+        for group, size in zip(groups, sizes, strict=True)
+    ]
 
 
 def step_of(parts: Sequence[Part]) -> int:
@@ -91,17 +107,22 @@ def shared(name: str, groups: Sequence[Settings]) -> bool:
     return found.pop()
 
 
-def groups_of(
-    own: Mapping[str, Any], others: Sequence[Mapping[str, Any]], parts: Sequence[Part]
-) -> list[ParameterGroup]:
-    """Returns a group for each part but the first, with what differs from it."""
-    return [
+def arguments_of(numbers: Sequence[Mapping[str, Any]], parts: Sequence[Part]) -> dict[str, Any]:
+    """Returns arguments of an optimizer: a group for each part but the first.
+
+    Args:
+        numbers: The hyperparameters of each part; a group gets those that differ from the first's.
+        parts: The parts.
+    """
+    own, *others = numbers
+    groups = [
         ParameterGroup(
             variables=part.variables,
             **{name: value for name, value in given.items() if value != own[name]},
         )
         for given, part in zip(others, parts[1:], strict=True)
     ]
+    return {**own, "groups": groups, "slot_dtype": parts[0].slot_dtype}
 
 
 def name_of(part: Part) -> str:
