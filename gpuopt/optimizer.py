@@ -20,6 +20,7 @@ from gpuopt.locks import Lock
 from gpuopt.state.copies import CopiedByConstructor
 from gpuopt.state.state import Description, State
 from gpuopt.state.state_dict import OptimizerState, load_state, read_state
+from gpuopt.step.clips import CLIP_NORM
 from gpuopt.step.device_scaling import DeviceScaling, Key
 from gpuopt.step.finite_gradients import FiniteGradients
 from gpuopt.step.hooks import Hooks
@@ -116,13 +117,11 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             "GATE_NONE",
             "GATE_OP",
             "accept_unfinished_step",
-            "finish_is_undoable",
             "forget_plans",
             "open_report",
             "owner_of_state",
             "ledger",
-            "slot_codecs",
-            "stage_options",
+            "options",
             "state",
             "this_thread",
         ]
@@ -450,7 +449,8 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
     def _step_if_finite(self, request: StepRequest, key: Key | None) -> None:
         step, added = Step(self, request.global_step, request.name or self._name), request.additions
         with step.watched:
-            updates, takes_norms = self._checked_updates(request), self._takes_norms()
+            updates, clips = self._checked_updates(request), self.options.clips
+            takes_norms = clips is not None and clips.takes_norms
             if takes_norms or key is not None:
                 own = FiniteGradients(self._on_gpu, key, self._makes_step_of, takes_norms)
                 step.run(updates, own, *added)
@@ -619,15 +619,6 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         """Drops what was prepared for updates of variables that have got other arrays."""
         self._leaves.forget(changed)
 
-    def _averages_of(self, variables: Sequence[Variable]) -> Sequence[Variable]:
-        """Returns the averages that steps move with some variables, as far as they are made."""
-        return ()
-
-    @property
-    def finish_is_undoable(self) -> bool:
-        """Whether `_finish` changes nothing but host scalars."""
-        return False
-
     def _extra_saved_variables(self) -> Mapping[str, Variable]:
         """Returns variables that a `Saver` of this optimizer saves with its state, by name."""
         return {}
@@ -643,14 +634,14 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             self._all_non_slot_names(),
             [
                 *self._non_slot_names_of_groups(),
-                *(each.counter for each in self.stage_options),
+                *(each.counter for each in self.options.stages),
                 *(of_wrapper.others if of_wrapper else ()),
             ],
             self._lists_all_state(),
             {**self._state_ranges(), **(of_wrapper.others if of_wrapper else {})},
             self._op_name,
             self._non_slots_left_out(),
-            self.slot_codecs,
+            self.options.codecs,
         )
 
     def _op_name(self, slot_name: str) -> str:
@@ -698,15 +689,11 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         """
         return None
 
-    def _takes_norms(self) -> bool:
-        """Whether a step takes norms of gradients, by which it also knows that all are finite."""
-        return False
-
     def _looks_at_all_gradients(self) -> list[str]:
         """Returns the arguments by which a step looks at all gradients before it writes."""
-        if self._on_nonfinite == "propagate":
-            return []
-        return [f'on_nonfinite="{self._on_nonfinite}"']
+        nonfinite, clips = self._on_nonfinite, self.options.clips
+        looks = [f'on_nonfinite="{nonfinite}"'] if nonfinite != "propagate" else []
+        return [*looks, CLIP_NORM] if clips is not None and clips.takes_norms else looks
 
     def _needs_all_gradients(self) -> bool:
         """Whether gradients must not be applied one by one; warns of the reason, once."""

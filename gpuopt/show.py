@@ -182,13 +182,15 @@ def _required(made: type[Any]) -> dict[str, Any]:
 def _rule_of(optimizer: RuleOptimizer, dtype: np.dtype[Any]) -> UpdateRule:
     """Returns the rule of a step that updates variables of a dtype by dense gradients."""
     rule = optimizer.rule
-    if optimizer.averages is not None:
-        rule = averaged_rule(rule, dtype, optimizer.slot_codecs.masters)
-    for option in optimizer.stage_options:
+    if optimizer.options.averages is not None:
+        rule = averaged_rule(rule, dtype, optimizer.options.codecs.masters)
+    for option in optimizer.options.stages:
         rule = staged(rule, option.stage) if option.joins(dtype) else rule
     optimizer._prepare()
-    clips = optimizer._clips_of_step()
-    return rule if clips is None else clips.stages_around(rule)
+    thread, clips = optimizer.this_thread, optimizer.options.clips
+    if clips is None:
+        return rule
+    return clips.of_step(thread.hyperparameters, thread.of_groups).stages_around(rule)
 
 
 def _stages(rule: UpdateRule) -> Sequence[Sequence[str]]:
@@ -231,11 +233,11 @@ def _arrays(
     else:
         rows.append((MASTER, target.var.dtype, how(target.var.dtype)))
         rows.append(("variable", own, f"a copy of {MASTER}, rounded to nearest"))
-    if optimizer.averages is not None:
-        [average] = optimizer.averages.of([variable])
+    if optimizer.options.averages is not None:
+        [average] = optimizer.options.averages.of([variable])
         rows.append(("average", average.dtype, how(average.dtype)))
-    coded = optimizer.slot_codecs.coded
-    names = optimizer.slot_codecs.array_names(optimizer.rule.slots)
+    coded = optimizer.options.codecs.coded
+    names = optimizer.options.codecs.array_names(optimizer.rule.slots)
     for name, slot in zip(names, target.slots, strict=True):
         what = how(slot.dtype)
         if name in coded:

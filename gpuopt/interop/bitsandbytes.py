@@ -123,7 +123,7 @@ def optimizer_from_bitsandbytes(
         "format": 1,
         "optimizer": type(optimizer).__name__,
         "name": optimizer.get_name(),
-        "hyperparameters": optimizer.slot_codecs.described(),
+        "hyperparameters": optimizer.options.codecs.described(),
         "slots": slots,
         "non_slots": {"step": np.array(step, np.float64)} if counts else {},
     }
@@ -155,7 +155,7 @@ def optimizer_to_bitsandbytes(optimizer: Optimizer, variables: Sequence[Any]) ->
     import torch
 
     form = next((each for each in _FORMS.values() if each.optimizer is type(optimizer)), None)
-    if form is None or optimizer.slot_codecs.slot_form != "bitsandbytes":
+    if form is None or optimizer.options.codecs.slot_form != "bitsandbytes":
         raise ValueError(
             f"{type(optimizer).__name__} has no counterpart in bitsandbytes: give it a TorchAdamW, "
             'Lion or Momentum with slot_bits=8 and slot_form="bitsandbytes"'

@@ -62,7 +62,7 @@ def optimizer_to_torch(
             slots and others not, variables of one group do not follow each other, or there are
             none, or one is given twice.
     """
-    if optimizer.slot_codecs.coded:
+    if optimizer.options.codecs.coded:
         raise ValueError(
             f'"{optimizer.get_name()}" has slot_bits=8, and torch\'s optimizers have no codes: '
             "load its state_dict into an optimizer without slot_bits, and export that"

@@ -117,6 +117,15 @@ class Measured:
         return norm
 
 
+class _Hyperparameters(Protocol):
+    """The members of an optimizer's `Hyperparameters` that clipping uses."""
+
+    @property
+    def whose(self) -> str: ...
+
+    def __getitem__(self, name: Any) -> Any: ...
+
+
 class GradientClips:
     """How an optimizer clips gradients, and what norms they had.
 
@@ -124,20 +133,33 @@ class GradientClips:
         form: The formula of norms.
         measures_all: Whether the optimizer's own norm is asked for, also where it clips nothing.
         sums_inputs: Whether what measures gradients can also compute what the rule sums.
+        every: The hyperparameters of the optimizer and of each group; none if none is to clip.
         measured: The norms of the last step that has measured any.
     """
 
-    def __init__(self, form: ClipForm, measures_all: bool, sums_inputs: bool) -> None:
+    def __init__(
+        self,
+        form: ClipForm,
+        measures_all: bool,
+        sums_inputs: bool,
+        every: Sequence[_Hyperparameters] = (),
+    ) -> None:
         self.form = form
         self.measures_all = measures_all
         self.sums_inputs = sums_inputs
+        self.every = every
         self.measured: Measured | None = None
+
+    @property
+    def takes_norms(self) -> bool:
+        """Whether a step takes norms of gradients, by which it also knows that all are finite."""
+        most = [each[CLIP_NORM] for each in self.every]
+        return self.measures_all or any(each is not NO_LIMIT for each in most)
 
     def of_step(
         self,
         own: Scalars,
         of_groups: Sequence[Scalars],
-        names: Sequence[str],
         unscale: float | None = None,
     ) -> StepClips:
         """Returns the clipping of one step.
@@ -146,7 +168,6 @@ class GradientClips:
             own: The optimizer's hyperparameters, with `clip_norm` and `clip_value`.
             of_groups: Those that each parameter group has of its own. One that has either of the
                 two is clipped apart.
-            names: The groups' names.
             unscale: What all gradients are multiplied by before they are clipped, and that all are
                 to be measured; None if they are not scaled.
 
@@ -160,7 +181,7 @@ class GradientClips:
         limits: list[np.floating[Any]] = []
         norms, shown, bounds = {}, {}, {}
         for number, values in apart.items():
-            whose = f'group "{names[number - 1]}": ' if number else ""
+            whose = self.every[number].whose if number else ""
             most, bound = (
                 checked_most(f"{whose}{name}", values.get(name, NO_LIMIT))
                 for name in (CLIP_NORM, CLIP_VALUE)

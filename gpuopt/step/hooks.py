@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars
 from gpuopt.fp_warnings import ignore_fp_warnings
-from gpuopt.state.slot_codecs import SlotCodecs
 from gpuopt.state.state import Range, SlotTable, State
+from gpuopt.step.options import Options
 from gpuopt.step.pairs import Gradient
-from gpuopt.step.stage_options import StageOption
 from gpuopt.step.updates import apply_constraint
 from gpuopt.step.user_code import call_user_code
 from gpuopt.variables.gate import writing
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import FLOAT_DTYPES, NewRows, Variable, as_variable
+
+Finish = TypeVar("Finish", bound=Callable[..., Any])
+
+
+def undoable(finish: Finish) -> Finish:
+    """Marks a `_finish` that writes nothing but host scalars, which a late undo restores.
+
+    A GPU may find a step's rows out of range after the host has gone on. A step whose `_finish` is
+    not marked waits for the GPU's check. The mark belongs to the function, so a step waits if a
+    subclass overrides `_finish` without marking it.
+    """
+    finish.__dict__["is_undoable"] = finish
+    return finish
+
+
+def is_undoable(finish: Callable[..., Any]) -> bool:
+    """Whether a `_finish` is marked by `undoable`, as is the one that does nothing."""
+    function = getattr(finish, "__func__", finish)
+    return getattr(function, "is_undoable", None) is function
 
 
 class Hooks:
@@ -26,13 +44,11 @@ class Hooks:
 
     Attributes:
         state: The optimizer's slots and other variables.
-        slot_codecs: How slots are stored.
-        stage_options: The options that are stages of each step.
+        options: How it makes its steps.
     """
 
     state: State
-    slot_codecs: SlotCodecs = SlotCodecs()
-    stage_options: Sequence[StageOption] = ()
+    options: Options = Options()
     _name: str
 
     # What a subclass overrides.
@@ -133,6 +149,7 @@ class Hooks:
             IndexedSlices(grad, indices, handle.shape), handle
         )
 
+    @undoable
     def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
         """Runs after all variables were updated, before the global step grows."""
 

@@ -7,7 +7,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Sequence, Set
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from gpuopt.step.known import Group
 from gpuopt.variables.identity import Identity
@@ -19,12 +19,6 @@ _logger = logging.getLogger("gpuopt")
 _CALLS = 3
 # For tables of at least this height, a warning mentions the cost of updating every row.
 _TALL_TABLE_ROWS = 1_000_000
-
-
-class _UpdatesAllRows(Protocol):
-    """The member of a `RuleOptimizer` that a hint mentions."""
-
-    instead_of_all_rows: ClassVar[str]
 
 
 class _Call(NamedTuple):
@@ -56,7 +50,15 @@ class Misuse:
     hints at the cost of updates of all rows of a tall table.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, optimizer: str, instead_of_all_rows: str) -> None:
+        """Begins without any call.
+
+        Args:
+            optimizer: What the optimizer's class is called.
+            instead_of_all_rows: The class that does the same for named rows alone; "" if none does.
+        """
+        self._optimizer = optimizer
+        self._instead = instead_of_all_rows
         # Calls in a row, all of whose variables were new; and such as had arrays of the same forms.
         self._apart: list[_Call] = []
         self._alike: list[_Call] = []
@@ -69,7 +71,6 @@ class Misuse:
         groups: Sequence[Group],
         variables: Sequence[Variable],
         new: Sequence[Variable],
-        optimizer: str,
         shares_count: bool,
     ) -> None:
         """Notes a call with variables that were not known together.
@@ -78,7 +79,6 @@ class Misuse:
             groups: The call's groups.
             variables: Its variables.
             new: Those of them that had no slots.
-            optimizer: What the optimizer's class is called.
             shares_count: Whether all variables share one count of steps.
         """
         raw = [each for each in variables if each.is_raw_array]
@@ -101,31 +101,30 @@ class Misuse:
         if len(self._apart) == _CALLS and not self._apart[0].is_gone():
             self._warn(
                 "three calls in a row had different variables, as in a loop with one call for each "
-                f"parameter or layer. {optimizer} counts each call as one step of training, so "
-                "later calls of the loop make smaller steps: pass all pairs of a step in one call, "
-                "or all parameters in one list or dict to update(params, grads)"
+                f"parameter or layer. {self._optimizer} counts each call as one step of training, "
+                "so later calls of the loop make smaller steps: pass all pairs of a step in one "
+                "call, or all parameters in one list or dict to update(params, grads)"
             )
         elif len(self._alike) > _CALLS and self._alike[0].is_gone():
             self._warn(
                 "in three steps in a row, all arrays were new and had the shapes of those before. "
-                f"{optimizer} drops the slots of an array that is deleted, so new arrays start "
-                "without momentum: write into the old array, as in w[...] = value, or use "
+                f"{self._optimizer} drops the slots of an array that is deleted, so new arrays "
+                "start without momentum: write into the old array, as in w[...] = value, or use "
                 "update(params, grads), which finds a parameter by its path in a list or dict"
             )
 
-    def hint_at_cost(self, optimizer: _UpdatesAllRows, table: Variable, num_rows: int) -> None:
+    def hint_at_cost(self, table: Variable, num_rows: int) -> None:
         """Called before all rows of a table are updated for a gradient of `num_rows` rows."""
         if self._hint_given or table.shape[0] < _TALL_TABLE_ROWS:
             return
         self._hint_given = True
-        instead = optimizer.instead_of_all_rows
         _logger.warning(
             '%s updates all %d rows of "%s" for a gradient of %d rows, as TensorFlow does%s',
-            type(optimizer).__name__,
+            self._optimizer,
             table.shape[0],
             table.name,
             num_rows,
-            instead and f"; {instead} updates only the rows of the gradient",
+            self._instead and f"; {self._instead} updates only the rows of the gradient",
         )
 
     def _warn(self, message: str) -> None:

@@ -57,7 +57,7 @@ class StochasticRounding(StageOption):
             )
         if not 0 <= int(given) < _MOST_SEEDS:
             raise ValueError(f"stochastic_rounding must be a seed from 0 to 2^63 - 1, got {given}")
-        rule, codecs = optimizer.rule, optimizer.slot_codecs
+        rule, codecs = optimizer.rule, optimizer.options.codecs
         masters, slot_dtype = codecs.masters, codecs.slot_dtype
         problem = ""
         if rule.row_slots:

@@ -10,17 +10,20 @@ import numpy as np
 from gpuopt.backends.backend import Scalars
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.slot_codecs import SlotCodecs
-from gpuopt.step.averages import FollowingAverages
-from gpuopt.step.clips import GradientClips, StepClips
-from gpuopt.step.known import KnownGroups, KnownObjects, StepPlan
 from gpuopt.step.ledger import Ledger
-from gpuopt.step.misuse import Misuse
+from gpuopt.step.options import Options
+from gpuopt.step.plan_cache import PlanCache
 from gpuopt.step.request import Listed
-from gpuopt.step.stage_options import StageOption
 from gpuopt.step.step import ThisThread
 from gpuopt.step.updates import HookOptimizer
 from gpuopt.variables.variable import Variable
+
+
+class Grouping(Protocol):
+    """The part of an optimizer's groups that `RuleUpdates` uses."""
+
+    def check(self, variables: Sequence[Variable]) -> None:
+        """Raises ValueError if variables that are new to the optimizer do not fit the groups."""
 
 
 class RuleOptimizer(HookOptimizer, Protocol):
@@ -28,16 +31,10 @@ class RuleOptimizer(HookOptimizer, Protocol):
 
     rule: UpdateRule
     rule_of_other_rows: ClassVar[UpdateRule | None]
-    instead_of_all_rows: ClassVar[str]
     catch_up: CatchUpOption
-    known: KnownGroups
-    plans: KnownObjects[StepPlan]
-    misuse: Misuse
-    clips: GradientClips | None
-    averages: FollowingAverages | None
+    plans: PlanCache
     ledger: Ledger
-    slot_codecs: SlotCodecs
-    stage_options: Sequence[StageOption]
+    options: Options
     this_thread: ThisThread
 
     def get_name(self) -> str: ...
@@ -48,12 +45,12 @@ class RuleOptimizer(HookOptimizer, Protocol):
 
     def _all_non_slot_names(self) -> list[str]: ...
 
-    @property
-    def finish_is_undoable(self) -> bool: ...
-
     def _rule_of_call(
         self, variables: Sequence[Any], is_sparse: bool, listed: Listed
     ) -> tuple[UpdateRule, bytes]: ...
+
+    @property
+    def _grouping(self) -> Grouping: ...
 
     def _initial_slot_values(self) -> Mapping[str, float]: ...
 
@@ -63,12 +60,8 @@ class RuleOptimizer(HookOptimizer, Protocol):
         self, every: Sequence[Scalars], numbers: Sequence[int], is_sparse: bool
     ) -> list[Scalars]: ...
 
-    def _check_groups(self, variables: Sequence[Variable]) -> None: ...
-
     def _in_group(self, number: int, compute: Callable[[], Any]) -> Any: ...
 
     def _scalars(self, real: type[np.floating[Any]]) -> Scalars: ...
-
-    def _clips_of_step(self, unscale: float | None = None) -> StepClips | None: ...
 
     def _sparse_scalars(self, scalars: Scalars) -> Scalars: ...

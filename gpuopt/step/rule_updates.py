@@ -13,6 +13,7 @@ import numpy as np
 
 from gpuopt.backends import array_types, backend_for
 from gpuopt.backends.backend import Scalars
+from gpuopt.backends.clips import ClipForm
 from gpuopt.backends.loss_scaling import Decision
 from gpuopt.backends.record import NOTHING_KNOWN, StepRecord
 from gpuopt.computed_once import computed_once
@@ -23,7 +24,8 @@ from gpuopt.state.masters import check_variables
 from gpuopt.state.slots import create_slots, end_blocks_at_rows, master_or_own
 from gpuopt.state.state import Created
 from gpuopt.step.averages import StepAverages
-from gpuopt.step.clips import CLIPPING_MAKES_NAN, Measurement, StepClips
+from gpuopt.step.clips import CLIPPING_MAKES_NAN, GradientClips, Measurement, StepClips
+from gpuopt.step.hooks import is_undoable
 from gpuopt.step.known import Group, PlannedPart, StepPlan, selecting
 from gpuopt.step.nonfinite import describe_first
 from gpuopt.step.overlap import refuse_shared_memory
@@ -105,7 +107,7 @@ class RuleUpdates:
         if optimizer._gradient_types is GradientTypes.FLOATS:  # which decide about the parts, too
             kinds = [*kinds, *[getattr(each, "dtype", None) for each in gradients]]
         if request.decaying is None:
-            plan = optimizer.plans.find(variables)
+            plan = optimizer.plans.steps.find(variables)
             if plan is not None and plan.kinds == kinds:
                 self.is_planned = self._take(plan, variables, gradients)
         if not self.is_planned:
@@ -142,7 +144,7 @@ class RuleUpdates:
 
     def _remember(self, variables: Sequence[Any], kinds: Collection[Any]) -> None:
         """Keeps a plan for the next step of these pairs."""
-        moves_averages = self._optimizer.averages is not None
+        moves_averages = self._optimizer.options.averages is not None
         parts: list[PlannedPart] = []
         for part in self._parts:
             if part.group is None or part.is_averaged != (moves_averages and not part.is_sparse):
@@ -151,7 +153,7 @@ class RuleUpdates:
             select = None if len(numbers) == len(variables) else selecting(numbers)
             own = part.is_sparse, part.is_averaged, part.choice, numbers, select
             parts.append(PlannedPart(part.group, *own))
-        self._optimizer.plans.add(variables, StepPlan(kinds, parts))
+        self._optimizer.plans.steps.add(variables, StepPlan(kinds, parts))
 
     def _divide(
         self,
@@ -246,12 +248,12 @@ class RuleUpdates:
     def _look_for_shared_memory(self, counter: Variable | None) -> None:
         variables, state = self.variables(), self._optimizer.state
         slots = [slot for variable in variables for slot in state.slots_of(variable)]
-        if self._optimizer.averages is not None:
-            slots += self._optimizer.averages.of(variables)
+        if self._optimizer.options.averages is not None:
+            slots += self._optimizer.options.averages.of(variables)
         refuse_shared_memory(variables, [*slots, *([] if counter is None else [counter])])
 
     def create_slots(self, of_part: bool = False) -> None:
-        codecs = self._optimizer.slot_codecs
+        codecs = self._optimizer.options.codecs
         tables = self._tables_with_codes() if codecs.coded else ()
         unknown = [part for part in self._parts if part.group is None]
         if not unknown:
@@ -263,12 +265,12 @@ class RuleUpdates:
         with writing(), state.lock:
             variables = [v for part in unknown for v in part.variables()]
             new = [each for each in variables if not state.slots_of(each)]
-            self._optimizer._check_groups(variables)
+            self._optimizer._grouping.check(variables)
             if codecs.masters is not None:
                 check_variables(state, variables, codecs.masters)
                 refuse_tables_of_another(variables, state)
             codecs.check_types(variables)
-            for option in self._optimizer.stage_options:
+            for option in self._optimizer.options.stages:
                 option.check(variables)
             if tables:
                 shape_of = self._optimizer.rule.slot_shape
@@ -278,9 +280,9 @@ class RuleUpdates:
             self.created += state.collect_created(lambda: self._optimizer._create_slots(variables))
             for part in unknown:
                 target_in = partial(target_of, self._optimizer)
-                known = self._optimizer.known
-                if part.is_averaged and self._optimizer.averages is not None:
-                    averages = self._optimizer.averages
+                known = self._optimizer.plans.groups
+                if part.is_averaged and self._optimizer.options.averages is not None:
+                    averages = self._optimizer.options.averages
                     target_in, known = partial(averages.target, target_in), averages.known
                 group = Group(
                     part.variables(),
@@ -292,11 +294,10 @@ class RuleUpdates:
                 known.add(group)
                 part.group = group
             if not of_part:
-                self._optimizer.misuse.note_call(
+                self._optimizer.plans.misuse.note_call(
                     [part.require_group() for part in unknown],
                     self.variables(),
                     new,
-                    type(self._optimizer).__name__,
                     bool(self._optimizer._all_non_slot_names()),
                 )
 
@@ -307,7 +308,7 @@ class RuleUpdates:
             NotImplementedError: the form has no blocks that end at rows.
         """
         tables = [part.variables()[0] for part in self._parts if part.is_sparse]
-        codecs = self._optimizer.slot_codecs
+        codecs = self._optimizer.options.codecs
         if tables and not all(codec.ends_at_rows for codec in codecs.coded.values()):
             raise NotImplementedError(
                 f'the gradient of "{tables[0].name}" is IndexedSlices, and slots in 8 bits of the '
@@ -333,16 +334,16 @@ class RuleUpdates:
             for batch in group.batches:
                 if batch.real not in scalars:
                     scalars[batch.real] = optimizer._scalars_for(batch.real)
-        if optimizer.clips is not None:
-            self._clips = optimizer._clips_of_step()
+        if optimizer.options.clips is not None:
+            self._clips = self._clips_by(None)
         averages = None
-        if optimizer.averages is not None:
+        if optimizer.options.averages is not None:
             counter = optimizer.this_thread.global_step
-            averages = optimizer.averages.of_step(counter)
+            averages = optimizer.options.averages.of_step(counter)
             self.forgets.append(averages.forget)
         stages: Sequence[tuple[StageOption, Scalars]] = ()
-        if optimizer.stage_options:
-            state, options = optimizer.state, optimizer.stage_options
+        if optimizer.options.stages:
+            state, options = optimizer.state, optimizer.options.stages
             stages = [(option, option.scalars_of_next_step(state)) for option in options]
         self._numbers = StepNumbers(scalars, averages, stages)
         self._of_counts = [self._numbers]
@@ -356,12 +357,12 @@ class RuleUpdates:
     def count(self) -> None:
         """Changes powers and counters as the step does, but not the global step."""
         optimizer = self._optimizer
-        for option in optimizer.stage_options:
+        for option in optimizer.options.stages:
             option.count(optimizer.state)
         optimizer._finish([], self.request.name or optimizer.get_name())
 
     def check(self) -> None:
-        averages = self._optimizer.averages
+        averages = self._optimizer.options.averages
         version = self._optimizer.state.version.number
         for part in self._parts:
             now = self._version_with_averages() if part.is_averaged else version
@@ -375,12 +376,12 @@ class RuleUpdates:
 
     def must_check_first(self) -> bool:
         needs_host = self._has_constraints or self._host_decides
-        return needs_host or not self._optimizer.finish_is_undoable
+        return needs_host or not is_undoable(self._optimizer._finish)
 
     def _follow(self, averages: StepAverages, variables: Sequence[Variable]) -> None:
         """Moves averages that rules do not move."""
         values = variables
-        if self._optimizer.slot_codecs.masters is not None:
+        if self._optimizer.options.codecs.masters is not None:
             values = [master_or_own(self._optimizer.state, each) for each in variables]
         if self.gpu_decides is None:  # else there are all
             averages.start(variables, values)
@@ -458,11 +459,23 @@ class RuleUpdates:
         return rule, numbers, scalars
 
     def unscale(self, factor: float) -> None:
-        self._clips, self.unscaled_by = self._optimizer._clips_of_step(factor), factor
+        self._clips, self.unscaled_by = self._clips_by(factor), factor
         self._host_decides = True
 
     def measure_all(self) -> None:
-        self._clips, self.unscaled_by = self._optimizer._clips_of_step(unscale=1.0), 1.0
+        self._clips, self.unscaled_by = self._clips_by(1.0), 1.0
+
+    def _clips_by(self, unscale: float | None) -> StepClips:
+        """Returns how gradients are clipped, by the values that the optimizer's `_prepare` found.
+
+        Args:
+            unscale: See `GradientClips.of_step`.
+        """
+        optimizer = self._optimizer
+        thread, clips = optimizer.this_thread, optimizer.options.clips
+        if clips is None:
+            clips = GradientClips(ClipForm.TENSORFLOW, measures_all=False, sums_inputs=False)
+        return clips.of_step(thread.hyperparameters, thread.of_groups, unscale)
 
     def deciding_gpu(self, last: Device | None) -> Device | None:
         """Returns the GPU that can decide whether the step is made; None if the host must.
@@ -472,7 +485,7 @@ class RuleUpdates:
         """
         parts = self._parts
         devices = self.devices()
-        if self._has_constraints or not self._optimizer.finish_is_undoable:
+        if self._has_constraints or not is_undoable(self._optimizer._finish):
             return None
         if [each for each in devices if backend_for(each).loss_scalings is None]:
             return None
@@ -487,7 +500,7 @@ class RuleUpdates:
 
     def _averages_follow_the_count(self) -> bool:
         """Whether the count of steps says how averages are moved: they are there already."""
-        following = self._optimizer.averages
+        following = self._optimizer.options.averages
         if following is None:
             return True
         counter, alone = self._optimizer.this_thread.global_step, self._averaged_alone()
@@ -519,8 +532,7 @@ class RuleUpdates:
             of_counts: `numbers` for each count of steps that the GPU may have made, in descending
                 order without gaps.
         """
-        self._clips = self._optimizer._clips_of_step(unscale)
-        assert self._clips is not None, "it is asked for"
+        self._clips = self._clips_by(unscale)
         self._clips.decision, self._clips.deciding = decision, device
         self._of_counts = of_counts
 
@@ -581,10 +593,10 @@ class RuleUpdates:
                     chosen = _chosen(others, kind, variables, gradients, positions)
                     self._add_dense(*chosen, is_averaged)
                 return
-        if optimizer.averages is None:
+        if optimizer.options.averages is None:
             is_averaged = False
         elif is_averaged is None:
-            joining = optimizer.averages.joining(variables)
+            joining = optimizer.options.averages.joining(variables)
             for joins in dict.fromkeys(joining):
                 self._add_dense(*_chosen(joining, joins, variables, gradients, positions), joins)
             return
@@ -600,9 +612,9 @@ class RuleUpdates:
         is_averaged: bool = False,
     ) -> None:
         optimizer = self._optimizer
-        known, version = optimizer.known, optimizer.state.version.number
-        if is_averaged and optimizer.averages is not None:
-            known, version = optimizer.averages.known, self._version_with_averages()
+        known, version = optimizer.plans.groups, optimizer.state.version.number
+        if is_averaged and optimizer.options.averages is not None:
+            known, version = optimizer.options.averages.known, self._version_with_averages()
         rule, choice = optimizer._rule_of_call(variables, is_sparse, self.request.decaying)
         group = known.find_by_identities(variables, choice)
         if group is not None and group.state_version != version:
@@ -618,7 +630,7 @@ class RuleUpdates:
 
     def _version_with_averages(self) -> int:
         """Returns the present `Group.state_version` of plans that also write averages."""
-        averages = self._optimizer.averages
+        averages = self._optimizer.options.averages
         dropped = 0 if averages is None else averages.moving.version
         return self._optimizer.state.version.number + dropped
 

@@ -67,7 +67,7 @@ def apply_sparse(
             other_rows = staged(other_rows, stage) if stage.is_of("store") else other_rows
         for part, _ in unit:
             num_rows = len(part.gradients[0].indices)
-            optimizer.misuse.hint_at_cost(optimizer, part.variables()[0], num_rows)
+            optimizer.plans.misuse.hint_at_cost(part.variables()[0], num_rows)
     unit[0][1].backend.apply_sparse(
         rule, updates, scalars, other_rows=other_rows, record=record, kept=kept
     )
@@ -89,7 +89,7 @@ def _left_by_catching_up(
         tables = []
         for part, batch in (unit[at] for at in waiting):
             [variable] = part.variables()
-            names = optimizer.slot_codecs.array_names(rule.slots)
+            names = optimizer.options.codecs.array_names(rule.slots)
             slots = [checked_slot(optimizer, variable, name) for name in names]
             if (master := optimizer.state.slot(variable, MASTER)) is not None:
                 slots.append(master)
@@ -126,7 +126,7 @@ def apply_as_dense(
     rule = of_named_rows(rule)
     for part, batch in unit:
         [variable] = part.variables()
-        dtype = kept_dtype(variable.dtype, optimizer.slot_codecs.masters)
+        dtype = kept_dtype(variable.dtype, optimizer.options.codecs.masters)
         batch.backend.apply_dense(
             rule,
             batch.plan,

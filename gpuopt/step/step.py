@@ -23,11 +23,12 @@ from gpuopt.state import masters
 from gpuopt.state.state import State
 from gpuopt.step import tables_behind
 from gpuopt.step.additions import Addition, Forget
+from gpuopt.step.hooks import is_undoable
 from gpuopt.step.ledger import CLEAR, Ledger, Undo
+from gpuopt.step.options import Options
 from gpuopt.step.pairs import HOW_TO_PASS, raise_naming
 from gpuopt.step.report import Report
 from gpuopt.step.request import Listed
-from gpuopt.step.stage_options import StageOption
 from gpuopt.step.updates import Updates
 from gpuopt.step.user_code import call_user_code, refuse_in_a_step
 from gpuopt.variables import gate, recording
@@ -75,7 +76,7 @@ class SteppingOptimizer(Protocol):
     ledger: Ledger
     this_thread: ThisThread
     open_report: Report | None
-    stage_options: Sequence[StageOption]
+    options: Options
     _use_locking: bool
 
     def get_name(self) -> str: ...
@@ -83,11 +84,6 @@ class SteppingOptimizer(Protocol):
     def _prepare(self) -> None: ...
 
     def _scalars_for(self, real: type[np.floating[Any]]) -> Sequence[Scalars]: ...
-
-    def _averages_of(self, variables: Sequence[Variable]) -> Sequence[Variable]: ...
-
-    @property
-    def finish_is_undoable(self) -> bool: ...
 
     def _finish(self, update_ops: list[Any], name_scope: str) -> Any: ...
 
@@ -399,7 +395,7 @@ class Step:
     def _finish_alone(self) -> None:
         """Calls `_finish`, with no other thread in between."""
         optimizer, counter = self._optimizer, self.counter
-        if not optimizer.finish_is_undoable:  # a user's may make steps
+        if not is_undoable(optimizer._finish):  # a user's may make steps
             self._finish()
             return
         lock = counter.identity.lock if counter is not None and optimizer._use_locking else _nothing
@@ -413,9 +409,9 @@ class Step:
         if counter is not None and counter.memory.kind == "cpu":
             counter.bring_up()  # another optimizer's steps may count by it, too
             before.append((counter, counter._array.item()))
-        for option in optimizer.stage_options:
+        for option in optimizer.options.stages:
             option.count(optimizer.state)
-        if not self._finish_has_begun or optimizer.finish_is_undoable:
+        if not self._finish_has_begun or is_undoable(optimizer._finish):
             self._finish_has_begun = True
             optimizer._finish(self._update_ops, self.name)
         if counter is not None:
@@ -428,7 +424,7 @@ class Step:
     def admits_steps(self) -> bool:
         is_finishing = self._before_count is not None
         return self.calls_user_code or (
-            is_finishing and not self._optimizer.finish_is_undoable  # it is a user's
+            is_finishing and not is_undoable(self._optimizer._finish)  # it is a user's
         )
 
     @property
@@ -457,7 +453,7 @@ class Step:
             masters.make_equal(optimizer.state, [each.identity for each in variables])
         slots = chain.from_iterable(map(optimizer.state.slots_of, variables))
         beside = chain.from_iterable(each._written_beside(variables) for each in self._additions)
-        arrays = [*variables, *slots, *optimizer._averages_of(variables), *beside]
+        arrays = [*variables, *slots, *_averages_of(optimizer, variables), *beside]
         numbers = [*optimizer.state.others().values(), *self._counters()]
         self._touched = Touched(
             [each.identity for each in arrays], [each.identity for each in numbers]
@@ -515,7 +511,7 @@ class Step:
         optimizer, variables = self._optimizer, updates.variables()
         slots = chain.from_iterable(map(optimizer.state.slots_of, variables))
         numbers = [*optimizer.state.others().values(), *self._counters()]
-        touched = [*variables, *slots, *optimizer._averages_of(variables), *numbers]
+        touched = [*variables, *slots, *_averages_of(optimizer, variables), *numbers]
         refuse_unfinished("updated", [each.identity for each in touched], optimizer.state)
 
     def _note(
@@ -561,6 +557,12 @@ class Step:
                 forget(refused)
 
         return Undo(undo, [*[scalar for scalar, _ in kept], *counted])
+
+
+def _averages_of(optimizer: SteppingOptimizer, variables: Sequence[Variable]) -> list[Variable]:
+    """Lists the averages that steps move with some variables, as far as they are made."""
+    averages = optimizer.options.averages
+    return [] if averages is None else averages.of(variables)
 
 
 def _apply_reading(updates: Updates) -> list[Any]:

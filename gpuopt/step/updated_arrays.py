@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.masters import SplitPair, paired
 from gpuopt.state.slot_codecs import MASTER, SlotCodecs, has_master
 from gpuopt.state.state import State
-from gpuopt.step.stage_options import StageOption
+from gpuopt.step.options import Options
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
@@ -26,13 +26,12 @@ class _Optimizer(Protocol):
     """The members of a `RuleOptimizer` that describe its slots."""
 
     rule: UpdateRule
-    stage_options: Sequence[StageOption]
 
     @property
     def state(self) -> State: ...
 
     @property
-    def slot_codecs(self) -> SlotCodecs: ...
+    def options(self) -> Options: ...
 
 
 def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[Identity], Codecs]:
@@ -42,13 +41,13 @@ def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[I
         Its array, or its master copy's, its slots', and beside a master copy the variable itself,
         or the remainder; whose they are; and how they are stored.
     """
-    stored = optimizer.slot_codecs
+    stored = optimizer.options.codecs
     names = stored.array_names(optimizer.rule.slots)
     slots = {name: checked_slot(optimizer, variable, name) for name in names}
     _check_coded_blocks({name: slots[name] for name in map(scales_name, stored.coded)}, variable)
     arrays = [slot.unread_storage for slot in slots.values()]
     identities = [variable.identity, *(slot.identity for slot in slots.values())]
-    first = optimizer.state.first_number(variable.identity) if optimizer.stage_options else 0
+    first = optimizer.state.first_number(variable.identity) if optimizer.options.stages else 0
     target = Target(variable.unread_storage, arrays, first_number=first)
     codecs = codecs_of(target)
     own = zip(optimizer.rule.slots, codecs.slots, strict=False)  # without those of scales
@@ -78,7 +77,7 @@ def checked_slot(optimizer: _Optimizer, variable: Variable, slot_name: str) -> V
             f'"{variable.name}" has no slot "{slot_name}", which the rule "{rule.name}" '
             "updates: _create_slots must make it"
         )
-    codecs = optimizer.slot_codecs
+    codecs = optimizer.options.codecs
     if slot_name in codecs.array_names(codecs.coded):
         _check_coded_slot(codecs, slot_name, slot, variable)
         return slot

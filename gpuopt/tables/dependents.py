@@ -61,7 +61,7 @@ def make_waiting_slots(variable: Variable) -> None:
         for optimizer in optimizers:
             optimizer.state.keep(undo)
             claim_state(optimizer.state, variable.name, variable, undo)
-            end_blocks_at_rows(optimizer.state, variable, optimizer.slot_codecs)
+            end_blocks_at_rows(optimizer.state, variable, optimizer.options.codecs)
             # A copy would keep replaced slots alive.
             optimizer.state.expect_no_more({variable.identity})
 

@@ -405,7 +405,8 @@ class LossScaleOptimizer(StepWrapper):
             return
         counter, found, following = optimizer.this_thread.global_step, None, None
         if isinstance(optimizer, RuleOptimizer):
-            every, following = (optimizer.hyperparameters, *optimizer.groups), optimizer.averages
+            following = optimizer.options.averages
+            every = optimizer.hyperparameters, *optimizer.groups
             found = unknown_hyperparameter(every, counter)
         found = found or unknown_beside(following, updates, counter)
         if found is not None:

@@ -156,7 +156,7 @@ def test_averages_of_dense_variables_are_moved_by_their_rule() -> None:
     w, bounded = Variable(np.ones(3, np.float32)), Variable(np.ones(3, np.float32))
     averages = ExponentialMovingAverage(0.5)
     optimizer = gpuopt.GradientDescentOptimizer(1.0, averages=averages)
-    following = optimizer.averages
+    following = optimizer.options.averages
     assert following is not None
     one = np.ones(3, np.float32)
     optimizer.apply_gradients([(one, w), (one, bounded)])

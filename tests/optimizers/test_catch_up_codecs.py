@@ -116,7 +116,7 @@ def test_a_row_is_rounded_once_when_it_is_named_or_read(
     start = rng.normal(size=(HEIGHT, WIDTH)).astype(dtype)
     moments = {"beta1": BETA1, "beta2": BETA2, "epsilon": EPSILON}
     optimizer = gpuopt.AdamOptimizer(RATE, catch_up=catch_up, **moments, **options)
-    codecs = optimizer.slot_codecs.coded
+    codecs = optimizer.options.codecs.coded
     table, model = Variable(start, device=every_place), Model(start, codecs)
     for step in range(1, 25):
         rows = rng.integers(0, HEIGHT, 5)

@@ -102,7 +102,7 @@ def check_rounded(optimizer: Any, variable: Variable) -> None:
     master = master_of(optimizer, variable).numpy()
     assert master.dtype == np.float32
     rounded = master.astype(variable.dtype)
-    if optimizer.slot_codecs.masters == "remainder":  # half up, by the bits
+    if optimizer.options.codecs.masters == "remainder":  # half up, by the bits
         rounded = split(master)[0]
     np.testing.assert_array_equal(variable.numpy(), rounded)
 

@@ -303,7 +303,7 @@ def check(stages: Sequence[str], kind: str, dtype: Any, xp: Any = np) -> None:
                 error = np.abs(followed[name] - moved).max()
                 assert error <= bound * float(np.finfo(real).eps) * largest, (name, number, error)
             slots = {each: inner.get_slot(variable, each) for each in plain_slots}
-            if inner.slot_codecs.slot_dtype is not None:
+            if inner.options.codecs.slot_dtype is not None:
                 assert {each.dtype for each in slots.values()} == {BFLOAT16}
             _check_slots(slots, dict(zip(slots, new[1:], strict=True)), name, bound)
             for each, other in plain_slots.items():  # the next step begins alike

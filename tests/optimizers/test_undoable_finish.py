@@ -10,7 +10,7 @@ import pytest
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
-from gpuopt.optimizers.base.rule_optimizer import undoable
+from gpuopt.optimizers.base import undoable
 
 pytestmark = [pytest.mark.contract, pytest.mark.emulator, pytest.mark.usefixtures("emulated_gpus")]
 

@@ -114,7 +114,7 @@ def results(optimizer: gpuopt.Optimizer) -> list[np.ndarray]:
     variable = gpuopt.Variable(np.float32([1, 2, 3]))
     for gradient in ([1, -2, 3], [-0.1, 2, 1]):
         optimizer.apply_gradients([(np.float32(gradient), variable)])
-    averages = optimizer.averages  # type: ignore[attr-defined]
+    averages = optimizer.options.averages  # type: ignore[attr-defined]
     return [each.numpy() for each in (variable, *(averages.of([variable]) if averages else []))]
 
 

@@ -84,7 +84,7 @@ class Model:
         found = {name: each.numpy() for name, each in self.variables.items()}
         for slot, by_name in state["slots"].items():
             found.update({f"{slot} of {name}": each for name, each in by_name.items()})
-        averages = self.optimizer.averages
+        averages = self.optimizer.options.averages
         for name, each in self.variables.items() if averages is not None else ():
             average = averages.moving.average(each)
             if average is not None:

@@ -71,7 +71,8 @@ class Training:
         return {name: value.numpy() for name, value in values.items()}
 
     def averages(self) -> list[Any]:
-        found = [getattr(each, "averages", None) for each in inner_optimizers(self.optimizer)]
+        every = list(inner_optimizers(self.optimizer))
+        found = [getattr(each, "averages", each.options.averages) for each in every]
         return [getattr(each, "moving", each) for each in found if each is not None]
 
     def numbers(self) -> dict[str, float]:

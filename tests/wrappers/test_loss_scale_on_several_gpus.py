@@ -88,7 +88,8 @@ class Twin:
             for slot in self.inner.get_slot_names():
                 if self.inner.get_slot(variable, slot) is not None:
                     found[f"{name} {slot}"] = self.inner.get_slot(variable, slot).numpy()
-            average = None if self.inner.averages is None else self.inner.averages.of([variable])
+            averages = self.inner.options.averages
+            average = None if averages is None else averages.of([variable])
             if average:
                 found[f"{name} average"] = average[0].numpy()
         others = self.optimizer.state_dict()["non_slots"]

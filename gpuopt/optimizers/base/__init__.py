@@ -11,12 +11,13 @@ from gpuopt.optimizers.base.declared import (
 )
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.names import HyperparameterName
-from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer, undoable
+from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 from gpuopt.optimizers.base.step_counting import StepCountingOptimizer
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.sources import CudaSource
 from gpuopt.rules.unnamed import Movement, Unnamed
 from gpuopt.rules.update_rule import UpdateRule, update_rule
+from gpuopt.step.hooks import undoable
 
 __all__ = [
     "Additions",

@@ -43,7 +43,9 @@ ClipFormName = Literal["tensorflow", "torch", "apex"]
 # Whether gradients have their variables' types, or any float is converted to that of a step.
 GradientDtype = Literal["strict", "cast"]
 
-_UNCLIPPED = "which gets gradients as they are: clip by gpuopt.clip_by_global_norm"
+_UNCLIPPED = (
+    "which clip_norm and clip_value do not reach, so clip by hand, with gpuopt.clip_by_global_norm"
+)
 
 
 class Additions(TypedDict, total=False):
@@ -86,7 +88,7 @@ class Additions(TypedDict, total=False):
         SlotBits,
         Option(32, alone=8, by_hooks="which has no slots in 8 bits"),
         "8 stores each slot in a byte, with a scale for each 256. It cannot be combined with slots "
-        "that have a number for each row, or with `catch_up`. Steps are computed in float32, from "
+        "that have a number for each row. Steps are computed in float32, from "
         "slots before they are rounded. An element whose slots would not be finite has 0 there.",
     ]
     slot_form: Annotated[
@@ -126,7 +128,7 @@ class Additions(TypedDict, total=False):
         MovingAverages | None,
         Option(
             alone=0.999,
-            by_hooks="which averages do not follow, as those of a gpuopt.MovingAverageOptimizer do",
+            by_hooks="which averages do not follow (use gpuopt.MovingAverageOptimizer)",
         ),
         "Moving averages that follow each step. It is an `ExponentialMovingAverage`, whose `apply` "
         "is made a part of the step, for the variables that have a gradient: with the same "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
-from gpuopt.backends.clips import ClipForm
 from gpuopt.choices import is_one_of
 from gpuopt.optimizers.base.arguments import ClipFormName
 from gpuopt.optimizers.base.declared import Hyperparameter
@@ -14,7 +13,6 @@ from gpuopt.step.clips import (
     CLIP_NORM,
     CLIP_VALUE,
     NO_LIMIT,
-    GradientClips,
     checked_most,
     refuse_both,
 )
@@ -23,21 +21,15 @@ from gpuopt.variables.scalars import as_scalar
 CLIPPING = (CLIP_NORM, CLIP_VALUE)
 
 
-def clipping_of(
-    clip_norm: Hyperparameter | None,
-    clip_value: Hyperparameter | None,
-    clip_form: ClipFormName,
-    groups: Iterable[ParameterGroup],
-    sums_inputs: bool,
-) -> tuple[dict[str, Any], GradientClips | None]:
-    """Returns the hyperparameters of clipping, and what clips; neither if nothing is to be clipped.
+def has_clipping(
+    given: Mapping[str, Any], clip_form: ClipFormName, groups: Iterable[ParameterGroup]
+) -> bool:
+    """Checks the options of clipping; returns whether gradients are to be clipped.
 
     Args:
-        clip_norm: The largest norm; None if there is none.
-        clip_value: The largest element; None if there is none.
+        given: The largest norm and element; None if there is none.
         clip_form: The formula of norms.
         groups: Groups that may have their own.
-        sums_inputs: See `GradientClips`.
 
     Raises:
         TypeError: a number is none.
@@ -48,7 +40,6 @@ def clipping_of(
         raise ValueError(
             f"clip_form must be one of {list(get_args(ClipFormName))}, got {clip_form!r}"
         )
-    given = {CLIP_NORM: clip_norm, CLIP_VALUE: clip_value}
     named = {name for name, value in given.items() if value is not None}
     # A group may name one with None.
     named |= {name for group in groups for name in CLIPPING if name in group.hyperparameters}
@@ -57,10 +48,7 @@ def clipping_of(
     _refuse_two(given, "")
     for group in groups:
         _refuse_two(group.hyperparameters, f'group "{group.name}": ')
-    if not named:
-        return {}, None
-    clips = GradientClips(ClipForm[clip_form.upper()], clip_norm is not None, sums_inputs)
-    return {name: given[name] for name in CLIPPING}, clips
+    return bool(named)
 
 
 def checked_clipping(name: str, value: Hyperparameter | None) -> Hyperparameter:

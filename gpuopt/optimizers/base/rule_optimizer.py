@@ -25,7 +25,7 @@ from gpuopt.optimizers.base.arguments import (
     with_defaults,
 )
 from gpuopt.optimizers.base.catching_up import checked_catch_up
-from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, clipping_of
+from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, has_clipping
 from gpuopt.optimizers.base.decaying import Decaying
 from gpuopt.optimizers.base.declared import (
     Documented,
@@ -47,11 +47,12 @@ from gpuopt.state.slot_codecs import MASTER, has_master
 from gpuopt.state.slots import coded_slot, create_master, create_slots
 from gpuopt.state.state import Range
 from gpuopt.step.averages import following
-from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips
+from gpuopt.step.clips import CLIP_NORM, GradientClips
 from gpuopt.step.device_scaling import Key
-from gpuopt.step.known import KnownGroups, KnownObjects, StepPlan
 from gpuopt.step.misuse import Misuse
+from gpuopt.step.options import Options
 from gpuopt.step.pairs import Gradient
+from gpuopt.step.plan_cache import PlanCache
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.report import UpdateKind
 from gpuopt.step.request import Listed, StepRequest
@@ -61,7 +62,6 @@ from gpuopt.step.updates import HookUpdates, Updates
 from gpuopt.step.user_code import call_user_code
 from gpuopt.step.wide_gradients import GradientTypes
 from gpuopt.variables.identity import Identity
-from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import NewRows, Variable, as_variable
 
@@ -70,7 +70,6 @@ _LARGEST_SCALE = float(np.finfo(np.float32).max)
 
 WEIGHT_DECAY = "weight_decay"
 
-Finish = TypeVar("Finish", bound=Callable[..., Any])
 Result = TypeVar("Result")
 Scalars = Mapping[str, "np.floating[Any]"]
 
@@ -87,17 +86,6 @@ _APPLY_HOOKS = (
 # The hooks of a class: equal to those of `RuleOptimizer` if it overrides none.
 hooks_of = attrgetter(*_APPLY_HOOKS)
 _scalars_of = attrgetter("_scalars", "_hyper")
-
-
-def undoable(finish: Finish) -> Finish:
-    """Marks a `_finish` that writes nothing but host scalars, which a late undo restores.
-
-    A GPU may find a step's rows out of range after the host has gone on. A step whose `_finish` is
-    not marked waits for the GPU's check. The mark belongs to the function, so a step waits if a
-    subclass overrides `_finish` without marking it.
-    """
-    finish.__dict__["is_undoable"] = True
-    return finish
 
 
 class RuleOptimizer(Optimizer):
@@ -134,23 +122,15 @@ class RuleOptimizer(Optimizer):
             named or read; "stepping" if they make the steps that they missed one by one.
         instead_of_all_rows: The optimizer that does the same for named rows alone, if there is one:
             a hint mentions it.
-        clips: How gradients are clipped; None if they are not.
-        averages: The moving averages that follow each step; None if there are none.
-        known: The cache of groups of variables that were updated together.
-        plans: The cache of what steps of the same variables have in common.
-        misuse: Warns of calls that train wrongly.
+        plans: What it keeps from step to step of variables that are updated together.
     """
 
     _unlisted = frozenset(
         [
-            "averages",
             "catch_up",
-            "clips",
             "derived_hyperparameters",
             "hyperparameter_of",
             "instead_of_all_rows",
-            "known",
-            "misuse",
             "plans",
             "rule",
             "rule_of_other_rows",
@@ -197,7 +177,7 @@ class RuleOptimizer(Optimizer):
         arguments, ours = with_defaults(common, type(self))
         self._grouping = Groups(ours["groups"])
         super().__init__(**arguments)
-        self.slot_codecs = slot_codecs_of(
+        codecs = slot_codecs_of(
             self.rule,
             type(self).__name__,
             slot_bits=ours["slot_bits"],
@@ -205,24 +185,20 @@ class RuleOptimizer(Optimizer):
             slot_dtype=ours["slot_dtype"],
             masters=ours["masters"],
         )
-        self.stage_options = [
+        self.options = Options(codecs)
+        stages = [
             option.checked(ours[name], self)
             for name, option in STAGE_OPTIONS.items()
             if ours[name] is not None
         ]
-        self.averages = following(ours["averages"], self.slot_codecs.masters)
+        averages = following(ours["averages"], codecs.masters)
         gradient_dtype, decay_variables = ours["gradient_dtype"], ours["decay_variables"]
         if not is_one_of(gradient_dtype, get_args(GradientDtype)):
             raise ValueError(f'gradient_dtype must be "strict" or "cast", got {gradient_dtype!r}')
         if gradient_dtype == "cast":
             self._gradient_types = GradientTypes.FLOATS
-        clipping, self.clips = clipping_of(
-            ours["clip_norm"],
-            ours["clip_value"],
-            ours["clip_form"],
-            self._grouping,
-            bool(self.rule.degrees),
-        )
+        limits, clip_form = {name: ours[name] for name in CLIPPING}, ours["clip_form"]
+        clipping = limits if has_clipping(limits, clip_form, self._grouping) else {}
         self._given_options = given_options(ours, self._grouping)
         every = {**self._all_hyperparameters(hyperparameters), **clipping}
         if decay_variables is not None:
@@ -232,9 +208,13 @@ class RuleOptimizer(Optimizer):
         settable = [name for name in every if name not in self.derived_hyperparameters]
         self.hyperparameters = Hyperparameters(every, self._checked, settable)
         self.groups = tuple(self._of_group(group, settable) for group in self._grouping)
-        self.known = KnownGroups()
-        self.plans = KnownObjects[StepPlan]()
-        self.misuse = Misuse()
+        clips = None
+        if clipping:
+            form, measures_all = ClipForm[clip_form.upper()], limits[CLIP_NORM] is not None
+            every_group = self.hyperparameters, *self.groups
+            clips = GradientClips(form, measures_all, bool(self.rule.degrees), every_group)
+        self.options = Options(codecs, stages, averages, clips)
+        self.plans = PlanCache(Misuse(type(self).__name__, self.instead_of_all_rows))
         # Values of hyperparameters that do not change, and what `_scalars` has made of them, by
         # the type that the rule computes in.
         self._fixed: tuple[list[Scalars], dict[type[np.floating[Any]], Sequence[Scalars]]]
@@ -261,11 +241,8 @@ class RuleOptimizer(Optimizer):
         """Returns the hyperparameters that `__init__` is given, and any others."""
         return given
 
-    def _averages_of(self, variables: Sequence[Variable]) -> Sequence[Variable]:
-        return () if self.averages is None else self.averages.of(variables)
-
     def _kind_of_update(self, variable: Variable, is_sparse: bool) -> UpdateKind:
-        number, averages = self._grouping.number_of(variable), self.averages
+        number, averages = self._grouping.number_of(variable), self.options.averages
         return UpdateKind(
             list(self._grouping)[number - 1].name if number else "",
             self.rule_of_other_rows is not None and not self.catch_up,
@@ -346,29 +323,13 @@ class RuleOptimizer(Optimizer):
         current stream, and the host waits where its value is used. None before the first step, and
         unless `clip_norm` is given.
         """
-        return _norm_of(self.clips, 0)
+        return _norm_of(self.options.clips, 0)
 
     @property
     def group_norms(self) -> dict[str, Any]:
         """The same of each group with a `clip_norm` of its own, by the group's name."""
-        norms = {g.name: _norm_of(self.clips, n) for n, g in enumerate(self._grouping, 1)}
+        norms = {g.name: _norm_of(self.options.clips, n) for n, g in enumerate(self._grouping, 1)}
         return {name: norm for name, norm in norms.items() if norm is not None}
-
-    def _clips_of_step(self, unscale: float | None = None) -> StepClips | None:
-        """Returns how this step's gradients are clipped, by the values that `_prepare` found.
-
-        Args:
-            unscale: See `GradientClips.of_step`.
-        """
-        clips = self.clips
-        if clips is None and unscale is not None:
-            clips = GradientClips(ClipForm.TENSORFLOW, measures_all=False, sums_inputs=False)
-        if clips is None:
-            return None
-        names = [group.name for group in self._grouping]
-        this_thread = self.this_thread
-        own, of_groups = this_thread.hyperparameters, this_thread.of_groups
-        return clips.of_step(own, of_groups, names, unscale)
 
     def _key_on_gpu(self, request: StepRequest) -> Key | None:
         global_step = request.global_step
@@ -386,16 +347,6 @@ class RuleOptimizer(Optimizer):
         if unknown_hyperparameter(every, global_step) is not None:
             return None
         return [each.own for each in every]
-
-    def _looks_at_all_gradients(self) -> list[str]:
-        looks = super()._looks_at_all_gradients()
-        return [*looks, CLIP_NORM] if self._takes_norms() else looks
-
-    def _takes_norms(self) -> bool:
-        if self.clips is None:
-            return False
-        most = [each[CLIP_NORM] for each in (self.hyperparameters, *self.groups)]
-        return self.clips.measures_all or any(each is not NO_LIMIT for each in most)
 
     def _has_state(self, name: str) -> bool:
         """Whether a hyperparameter has state: a group has its own from the beginning, or never."""
@@ -429,50 +380,50 @@ class RuleOptimizer(Optimizer):
         With `slot_bits=8` it is a `CodedSlot`, which type checkers are not told: it reads as
         float32, takes `assign`, and has the Variables `codes` and `scales`.
         """
-        if name not in self.slot_codecs.coded:
+        if name not in self.options.codecs.coded:
             return super().get_slot(var, name)
-        coded: Any = coded_slot(self.state, as_variable(var), name, self.slot_codecs)
+        coded: Any = coded_slot(self.state, as_variable(var), name, self.options.codecs)
         return cast("Variable | None", coded)
 
     def get_slot_names(self) -> list[str]:
-        return self.slot_codecs.without_scales(super().get_slot_names())
+        return self.options.codecs.without_scales(super().get_slot_names())
 
     def _non_slots_left_out(self) -> Sequence[str]:
-        mine = [each.counter for each in self.stage_options]
+        mine = [each.counter for each in self.options.stages]
         return [each.counter for each in STAGE_OPTIONS.values() if each.counter not in mine]
 
     def _new_slot_rows(self, slot_name: str) -> NewRows:
-        if slot_name == MASTER and self.slot_codecs.masters is not None:
+        if slot_name == MASTER and self.options.codecs.masters is not None:
             return MASTER
-        codecs, starts = self.slot_codecs, self._initial_slot_values()
+        codecs, starts = self.options.codecs, self._initial_slot_values()
         if slot_name in codecs.array_names(codecs.coded):
             return codecs.form(slot_name, (1,), np.dtype(np.float32), starts).start
         return starts.get(slot_name)
 
     def _all_slot_names(self) -> list[str]:
-        return self.slot_codecs.array_names(self._initial_slot_values())
+        return self.options.codecs.array_names(self._initial_slot_values())
 
     def _row_slot_names(self) -> Sequence[str]:
         return self.rule.row_slots
 
     def _state_ranges(self) -> Mapping[str, Range]:
-        coded = self.slot_codecs.coded
+        coded = self.options.codecs.coded
         squares = [name for name in self.rule.squares if name not in coded]
         return {
             **dict.fromkeys(map(scales_name, coded), Range(0.0, _LARGEST_SCALE)),
             **dict.fromkeys(squares, Range(0.0, np.inf)),
-            **{each.counter: each.range for each in self.stage_options},
+            **{each.counter: each.range for each in self.options.stages},
         }
 
     def _hyperparameters_to_save(self) -> dict[str, Any]:
-        groups = zip(self._grouping, self.groups, strict=True)
+        clips, groups = self.options.clips, zip(self._grouping, self.groups, strict=True)
         of_groups = {group.name: own.to_save() for group, own in groups}
         return {
             "rule": self.rule.name,
             **self.hyperparameters.to_save(),
-            **({} if self.clips is None else {"clip_form": self.clips.form.name.lower()}),
-            **self.slot_codecs.described(),
-            **{each.name: each.described() for each in self.stage_options},
+            **({} if clips is None else {"clip_form": clips.form.name.lower()}),
+            **self.options.codecs.described(),
+            **{each.name: each.described() for each in self.options.stages},
             **({"groups": of_groups} if of_groups else {}),
         }
 
@@ -515,9 +466,9 @@ class RuleOptimizer(Optimizer):
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
         create_slots(self.state, var_list, self._initial_slot_values(), self.rule.slot_shape)
         for variable in var_list:
-            if self.slot_codecs.masters is not None and has_master(variable.dtype):
+            if self.options.codecs.masters is not None and has_master(variable.dtype):
                 create_master(self.state, variable)
-        for option in self.stage_options:
+        for option in self.options.stages:
             first = min(var_list, key=attrgetter("name"))
             option.create_counter(self.state, first.device)
 
@@ -590,10 +541,6 @@ class RuleOptimizer(Optimizer):
             found.append(self._scalars_of_variant(variant, scalars) if variant else scalars)
         return found
 
-    def _check_groups(self, variables: Sequence[Variable]) -> None:
-        """Raises ValueError if variables that are new to the optimizer do not fit its groups."""
-        self._grouping.check(variables)
-
     def _in_group(self, number: int, compute: Callable[[], Result]) -> Result:
         """Calls a function that sees the hyperparameters of a group."""
         this_thread = vars(self.this_thread)
@@ -615,18 +562,14 @@ class RuleOptimizer(Optimizer):
         return self._in_group(self._grouping.number_of(variable), update)
 
     def _apply_dense(self, grad: Any, var: Variable) -> None:
-        self._apply_rule(grad, var)
-
-    def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> None:
-        self._apply_rule(grad, var)
-
-    def _apply_rule(self, grad: Any, var: Variable) -> None:
         """Updates one variable, for a hook, with the hyperparameters that `_prepare` evaluated."""
         updates = RuleUpdates(self, StepRequest([(grad, var)], decaying=self.this_thread.decaying))
         updates.create_slots()
         updates.fix_scalars()
         updates.check()
         call_user_code(partial(updates.apply, is_alone=False), is_ours=True)
+
+    _apply_sparse = _apply_dense
 
     def _checked_updates(self, request: StepRequest) -> Updates:
         if not self._overrides_apply_hook():
@@ -638,15 +581,14 @@ class RuleOptimizer(Optimizer):
                     f"{option.by_hooks}: leave {name} out"
                 )
         updates = HookUpdates(self, request)
-        self._check_groups(updates.variables())
+        self._grouping.check(updates.variables())
         return updates
 
     def forget_plans(self, changed: Set[Identity]) -> None:
         super().forget_plans(changed)
-        self.plans.forget(lambda plan: plan.has_changed(changed))
-        self.known.forget(changed)
-        if self.averages is not None:
-            self.averages.known.forget(changed)
+        self.plans.forget(changed)
+        if self.options.averages is not None:
+            self.options.averages.known.forget(changed)
 
     def _rule_of_call(
         self, variables: Sequence[Any], is_sparse: bool, listed: Listed
@@ -678,12 +620,6 @@ class RuleOptimizer(Optimizer):
                 scalars = [{**each, **computed} for each in scalars]
             fixed[real] = scalars
         return fixed[real]
-
-    @property
-    def finish_is_undoable(self) -> bool:
-        """Whether `_finish` does nothing, or is marked as `undoable`."""
-        finish = getattr(self._finish, "__func__", self._finish)
-        return finish is Optimizer._finish or getattr(finish, "is_undoable", False)
 
     def _overrides_apply_hook(self) -> bool:
         """Whether a subclass overrides a hook that gets one variable: then nothing is batched."""

@@ -9,9 +9,9 @@ import numpy as np
 
 from gpuopt.device import Device
 from gpuopt.optimizers.base.all_digits import AllDigitsOptimizer
-from gpuopt.optimizers.base.rule_optimizer import undoable
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range
+from gpuopt.step.hooks import undoable
 from gpuopt.variables.variable import Variable
 
 # As far as float64 counts.
