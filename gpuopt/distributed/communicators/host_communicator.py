@@ -22,7 +22,9 @@ from gpuopt.distributed.communicator import (
     name_type,
     split_aligned,
 )
+from gpuopt.distributed.communicators.exchange import Exchange
 from gpuopt.distributed.communicators.single import SingleCommunicator
+from gpuopt.distributed.communicators.store_meeting import StoreMeeting
 
 # Returns a flat array in host memory, given its number, and the array that its result goes to,
 # which may be the same memory.
@@ -111,6 +113,28 @@ class HostCommunicator(Communicator):
             The results.
         """
         raise NotImplementedError
+
+
+def run_rank(meeting: Exchange | StoreMeeting, call: Callable[[], Any]) -> list[Any]:
+    """Makes a run of the only rank of this process; see `RankGroup.run`.
+
+    Args:
+        meeting: The rank's.
+        call: Calls the function of the run.
+    """
+    meeting.check_no_run()
+    try:
+        meeting.begin_run()
+        result = call()
+    except BaseException as error:
+        meeting.end_run(error)
+        raise
+    else:
+        meeting.end_run(None)
+        return [result]
+    finally:
+        # The first operation of the block: Ctrl-C cannot come before it.
+        meeting.is_running = False
 
 
 class _BatchPlan(NamedTuple):

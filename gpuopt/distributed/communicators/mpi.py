@@ -35,6 +35,7 @@ from gpuopt.distributed.communicators.host_communicator import (
     Load,
     Sizes,
     check_sendable,
+    run_rank,
     stage,
 )
 from gpuopt.distributed.communicators.launcher import refuse_if_alone
@@ -98,23 +99,15 @@ class MPIGroup(RankGroup):
 
     def run(self, function: Callable[[MessagingCommunicator], Any]) -> list[Any]:
         check_thread(self._mpi)
-        self._exchange.check_no_run()
-        try:
-            self._exchange.begin_run()
+
+        def call() -> Any:
             communicator = MPICommunicator(self._exchange)
             try:
-                result = function(communicator)
+                return function(communicator)
             finally:
                 communicator.messages.let_go()
-        except BaseException as error:
-            self._exchange.end_run(error)
-            raise
-        else:
-            self._exchange.end_run(None)
-            return [result]
-        finally:
-            # No call comes before it, and so no Ctrl-C.
-            self._exchange.is_running = False
+
+        return run_rank(self._exchange, call)
 
 
 class MPICommunicator(HostCommunicator, MessagingCommunicator):

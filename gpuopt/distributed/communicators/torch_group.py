@@ -36,6 +36,7 @@ from gpuopt.distributed.communicators.host_communicator import (
     Load,
     Sizes,
     check_sendable,
+    run_rank,
     stage,
 )
 from gpuopt.distributed.communicators.launcher import place_in_job, refuse_if_alone
@@ -109,20 +110,8 @@ class TorchGroup(RankGroup):
         )
 
     def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
-        meeting = self._meeting
-        meeting.check_no_run()
-        try:
-            meeting.begin_run()
-            result = function(TorchCommunicator(meeting, self._links))
-        except BaseException as error:
-            meeting.end_run(error)
-            raise
-        else:
-            meeting.end_run(None)
-            return [result]
-        finally:
-            # The first operation of the block: Ctrl-C cannot come before it.
-            meeting.is_running = False
+        meeting, links = self._meeting, self._links
+        return run_rank(meeting, lambda: function(TorchCommunicator(meeting, links)))
 
 
 class TorchCommunicator(HostCommunicator):
