@@ -421,19 +421,17 @@ def update_rule(
     """
     if not isinstance(cuda, CudaSource | None):
         raise TypeError(f"cuda must be a gpuopt.CudaSource, got {cuda!r}")
-    if apply is None:
-        return partial(
-            _rule_of,
-            cuda=cuda,
-            squares=tuple(squares),
-            sums=tuple(sums),
-            terms=terms,
-            row_slots=tuple(row_slots),
-            unnamed=unnamed,
-            degrees=tuple(degrees),
-        )
-    of_slots = tuple(squares), tuple(sums), terms, tuple(row_slots), unnamed
-    return _rule_of(apply, cuda, *of_slots, tuple(degrees))
+    make = partial(
+        _rule_of,
+        cuda=cuda,
+        squares=tuple(squares),
+        sums=tuple(sums),
+        terms=terms,
+        row_slots=tuple(row_slots),
+        unnamed=unnamed,
+        degrees=tuple(degrees),
+    )
+    return make if apply is None else make(apply)
 
 
 def _rule_of(

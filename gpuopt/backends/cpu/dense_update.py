@@ -16,7 +16,7 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.threads import share_out
-from gpuopt.backends.cpu.tiles import rounding_of
+from gpuopt.backends.cpu.tiles import Rounding
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.update_rule import UpdateRule
@@ -75,7 +75,9 @@ def _update_by_tasks(
         forms = quickest_forms(rule, plan.real, scalars, is_large, zero_grad=gradients is None)
     if rule.is_numbered:
         plan = plan.apart
-    rounding = rounding_of(rule, scalars) if rule.is_rounded else None
+    rounding = None
+    if rule.is_rounded:
+        rounding = [Rounding(rule.is_averaged, each) for each in scalars]
     if gradients is not None and plan.read_late:
         gradients = plan.flat(plan.without_overlap(gradients, plan.read_late))
     tasks = plan.tasks(forms, gradients, threads, rounding)

@@ -13,7 +13,6 @@ from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.codecs import Cast, Codec, Codecs
 from gpuopt.rules.averaged import AVERAGE_WEIGHT, follow
 from gpuopt.rules.rounded import round_at_random
-from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
 
@@ -33,11 +32,6 @@ class Rounding(NamedTuple):
 
     is_averaged: bool
     scalars: Scalars
-
-
-def rounding_of(rule: UpdateRule, scalars: Sequence[Scalars]) -> list[Rounding]:
-    """Returns the rounding of each group."""
-    return [Rounding(rule.is_averaged, each) for each in scalars]
 
 
 def cut_short(longest: int, codecs: Codecs, *, is_rounded: bool) -> int:
