@@ -135,6 +135,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether `path` is the name of an open file now, and not of a newer one."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
 def aside_name(path: Path) -> Path:
     """Returns a name beside `path` that nobody else uses, and `remove_abandoned` knows."""
     return path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN_BYTES)}.partial")
@@ -175,7 +183,7 @@ def _new_locked(path: Path, permissions: int, made: list[Path]) -> AsideFile:
             made.remove(aside)
             continue
         # Before it was locked, another process may have removed it as abandoned.
-        if _lock(file.fileno()) is not False and _is_at(file.fileno(), aside):
+        if _lock(file.fileno()) is not False and is_at(file.fileno(), aside):
             return file
         file.close()
 
@@ -203,10 +211,3 @@ def _lock(descriptor: int) -> bool | None:
     except OSError:
         return None
     return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from gpuopt.atomic_file import is_at
 from gpuopt.checkpoint.file_format import (
     BUFFER_BYTES,
     DTYPES,
@@ -111,10 +112,7 @@ class CheckpointFile:
 
     def is_at(self, path: Path) -> bool:
         """Whether `path` is the name of this file now, and not of a newer one."""
-        try:
-            return os.path.samestat(os.fstat(self._file.fileno()), os.lstat(path))
-        except FileNotFoundError:
-            return False
+        return is_at(self._file.fileno(), path)
 
     def read(self, names: Iterable[str]) -> dict[str, Array]:
         """Returns tensors in memory of their own.

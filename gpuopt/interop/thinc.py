@@ -14,7 +14,6 @@ parameter. Needs Thinc 8.3 or 9.1.
 
 # Without `from __future__ import annotations`: Thinc's configs evaluate the annotations.
 
-import os
 import sys
 from collections.abc import Sequence
 from operator import is_
@@ -26,7 +25,7 @@ from thinc import optimizers as thinc_optimizers
 from thinc.model import Model
 from thinc.optimizers import ADAM_DEFAULTS, SGD_DEFAULTS
 
-from gpuopt.atomic_file import open_aside, write_all
+from gpuopt.atomic_file import replace_file
 from gpuopt.backends import new_storage, to_device
 from gpuopt.device import device_of
 from gpuopt.interop.thinc_state import load_state, save_state
@@ -146,11 +145,7 @@ class Optimizer(thinc_optimizers.Optimizer):
 
     def to_disk(self, path: str | Path, *models: Any) -> None:
         """Writes what `to_bytes` returns to a file, which is replaced at once."""
-        content = self.to_bytes(*models)
-        with open_aside(Path(path)) as file:
-            write_all(file, content)
-            os.fsync(file.fileno())
-            file.take_name(Path(path))
+        replace_file(Path(path), self.to_bytes(*models))
 
     def from_disk(self, path: str | Path, *models: Any) -> "Optimizer":
         """Does what `from_bytes` does with what `to_disk` has written."""
