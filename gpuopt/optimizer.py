@@ -386,7 +386,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         step = Step(self, request.global_step, request.name or self._name)
         if type(request.pairs) is not list:
             request = request._replace(pairs=as_sequence(request.pairs))
-        with step.watched:
+        with step.observed:
             step.run(self._checked_updates(request), *request.additions)
 
     def update(
@@ -448,7 +448,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
 
     def _step_if_finite(self, request: StepRequest, key: Key | None) -> None:
         step, added = Step(self, request.global_step, request.name or self._name), request.additions
-        with step.watched:
+        with step.observed:
             updates, clips = self._checked_updates(request), self.options.clips
             takes_norms = clips is not None and clips.takes_norms
             if takes_norms or key is not None:

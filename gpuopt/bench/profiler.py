@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from gpuopt.backends import watching
+from gpuopt.backends import launch_observer
 from gpuopt.bench.clock import Clock, Step
 
 _MOST_ROWS = 12
@@ -52,11 +52,11 @@ def count_our_calls(step: Step, clock: Clock) -> Calls:
     """Counts the launches and waits of one step of gpuopt's on a GPU."""
     counter = _Counter()
 
-    def watched() -> None:
-        with watching.watched_by(counter):
+    def observed() -> None:
+        with launch_observer.observed_by(counter):
             step()
 
-    clock.device_ms(watched, _HELD_MS)
+    clock.device_ms(observed, _HELD_MS)
     return Calls(counter.launches, counter.waits)
 
 

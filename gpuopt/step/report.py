@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from gpuopt.backends import backend_for, gpu_backends, profiling_range, watching
+from gpuopt.backends import backend_for, gpu_backends, launch_observer, profiling_range
 from gpuopt.device import Device
 from gpuopt.extras import import_for
 from gpuopt.locks import Lock
@@ -246,7 +246,7 @@ class Report:
     # What steps call, and `Optimizer.report`.
 
     @contextmanager
-    def watch_step(self, name: str, began: float) -> Iterator[None]:
+    def observe_step(self, name: str, began: float) -> Iterator[None]:
         """Watches what this thread launches inside, as a step.
 
         Args:
@@ -254,7 +254,7 @@ class Report:
             began: When it began, by `perf_counter`.
         """
         with (
-            watching.watched_by(self),
+            launch_observer.observed_by(self),
             profiling_range(name) if gpu_backends else nullcontext(),
         ):
             yield
@@ -277,7 +277,7 @@ class Report:
     def note_launch(self, device: str, name: str, read_ms: Callable[[], float]) -> None:
         with self._lock:
             self._unread.append((device, name, read_ms))
-        with watching.watched_by(None):  # the report's own waits are none of the step's
+        with launch_observer.observed_by(None):  # the report's own waits are none of the step's
             self._read(_MOST_UNREAD)
 
     def note_wait(self) -> None:

@@ -14,7 +14,7 @@ from weakref import ProxyTypes, proxy, ref
 
 import numpy as np
 
-from gpuopt.backends import gpu_backends, profiling_range, watching
+from gpuopt.backends import gpu_backends, launch_observer, profiling_range
 from gpuopt.backends.backend import Scalars
 from gpuopt.device import Device
 from gpuopt.interrupts import SMALL_WRITE, interrupts_put_off
@@ -99,12 +99,12 @@ class Step:
         thread: See `BegunStep`.
         calls_user_code: See there.
         counter: The variable that counts steps, or None.
-        watched: The context that `apply_gradients` enters once.
+        observed: The context that `apply_gradients` enters once.
     """
 
     # Here, because setting each in `__init__` takes time.
     calls_user_code = False
-    watched: AbstractContextManager[None] = _nothing
+    observed: AbstractContextManager[None] = _nothing
     # What is being written.
     _writing: Updates | None = None
     # The numbers that the step changes in host memory, as they were, while it changes them.
@@ -150,9 +150,10 @@ class Step:
         # Inside, an open report is told of what this thread launches, checks of gradients too.
         if self._report is not None:
             self._began = perf_counter()
-            self.watched = watching.watched_by(self._report)
-        elif isinstance(watching.this_thread.watcher, Report):  # of the step that this is inside of
-            self.watched = watching.watched_by(None)
+            self.observed = launch_observer.observed_by(self._report)
+        # One of the step that this is inside of:
+        elif isinstance(launch_observer.this_thread.observer, Report):
+            self.observed = launch_observer.observed_by(None)
 
     def run(self, updates: Updates, *added: Addition) -> None:
         """Does the whole step: the updates, `_finish`, the count, and what wrappers add.
@@ -172,7 +173,7 @@ class Step:
         as_step = gpu_backends[0].profiling_range(self.name) if gpu_backends else _nothing
         with (
             later or _nothing,
-            as_step if report is None else report.watch_step(self.name, self._began),
+            as_step if report is None else report.observe_step(self.name, self._began),
             writing(),
         ):
             if changes.number != self._row_change:
@@ -258,7 +259,7 @@ class Step:
         as_step = profiling_range(self.name)
         with (
             later,
-            as_step if report is None else report.watch_step(self.name, self._began),
+            as_step if report is None else report.observe_step(self.name, self._began),
             writing(),
         ):
             try:
@@ -462,7 +463,7 @@ class Step:
 
     def let_go(self) -> None:
         self._writing, self._written, self._update_ops = None, [], []
-        self._report, self.watched = None, _nothing
+        self._report, self.observed = None, _nothing
         self._counters_to_undo = []
         self._forget_additions.clear()
         if self.counter is not None:

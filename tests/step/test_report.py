@@ -16,7 +16,7 @@ import pytest
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
-from gpuopt.backends import backend_for, watching
+from gpuopt.backends import backend_for, launch_observer
 from gpuopt.backends.cpu import backend as cpu
 from gpuopt.device import Device
 from gpuopt.step import report as report_of_steps
@@ -141,7 +141,7 @@ def test_steps_of_other_optimizers_are_not_in_a_report() -> None:
     mine, other = gpuopt.GradientDescentOptimizer(0.1), gpuopt.MomentumOptimizer(0.1, 0.9)
     with mine.report() as report:
         other.apply_gradients([([1.0], w)])
-        assert watching.this_thread.watcher is None
+        assert launch_observer.this_thread.observer is None
         mine.apply_gradients([([1.0], w)])
         with pytest.raises(RuntimeError, match="is open already"), mine.report():
             pass
@@ -182,7 +182,7 @@ def test_a_step_that_fails_is_not_counted() -> None:
     with optimizer.report() as report:
         with pytest.raises(ArithmeticError):
             optimizer.apply_gradients([([1.0], w)])
-        assert watching.this_thread.watcher is None
+        assert launch_observer.this_thread.observer is None
     assert report.num_steps == 0
 
 

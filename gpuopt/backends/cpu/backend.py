@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends import watching
+from gpuopt.backends import launch_observer
 from gpuopt.backends.backend import (
     LateRows,
     RowCopy,
@@ -189,11 +189,11 @@ class CpuBackend:
         version: int | None = None,
         kept: Sequence[Any] = (),
     ) -> None:
-        watcher = watching.this_thread.watcher
-        begin = 0.0 if watcher is None else perf_counter()
+        observer = launch_observer.this_thread.observer
+        begin = 0.0 if observer is None else perf_counter()
         update_dense(rule, plan, gradients, scalars, self._limits)
-        if watcher is not None:
-            _note_launch(watcher, f"dense {rule.name}", begin)
+        if observer is not None:
+            _note_launch(observer, f"dense {rule.name}", begin)
 
     def apply_sparse(
         self,
@@ -205,8 +205,8 @@ class CpuBackend:
         record: StepRecord = NOTHING_KNOWN,
         kept: Sequence[Any] = (),
     ) -> None:
-        watcher = watching.this_thread.watcher
-        begin = 0.0 if watcher is None else perf_counter()
+        observer = launch_observer.this_thread.observer
+        begin = 0.0 if observer is None else perf_counter()
         for update, first in zip(updates, _first_positions(updates), strict=True):
             plan, values, rows, group, catch_up = update
             given = plan, values, rows, scalars[group]
@@ -216,8 +216,8 @@ class CpuBackend:
                 ignore_fp_warnings(update_late_rows, rule, *given, catch_up, self._limits, first)
             elif values.size:
                 ignore_fp_warnings(update_touched_rows, rule, *given, self._limits, first)
-        if watcher is not None:
-            _note_launch(watcher, f"sparse {rule.name}", begin)
+        if observer is not None:
+            _note_launch(observer, f"sparse {rule.name}", begin)
 
     def measure_copy(self) -> float:
         num_bytes = max(_COPIED_BYTES, read_cache_bytes())
@@ -262,6 +262,6 @@ def _prepared_copy(copy: RowCopy) -> Callable[[], Any]:
     return partial(setitem, target, rows, source if from_rows is None else source[from_rows])
 
 
-def _note_launch(watcher: watching.Watcher, name: str, begin: float) -> None:
+def _note_launch(observer: launch_observer.LaunchObserver, name: str, begin: float) -> None:
     ms = (perf_counter() - begin) * 1e3
-    watcher.note_launch("cpu", name, lambda: ms)
+    observer.note_launch("cpu", name, lambda: ms)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpuopt.backends import watching
+from gpuopt.backends import launch_observer
 from gpuopt.backends.cuda.arguments import Arguments
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.memory_owner import Owner
@@ -66,9 +66,9 @@ def wait_for_event(event: Event, what: str) -> None:
     """
     if event.done:
         return
-    watcher = watching.this_thread.watcher
-    if watcher is not None:
-        watcher.note_wait()
+    observer = launch_observer.this_thread.observer
+    if observer is not None:
+        observer.note_wait()
     waiting = Waiting()
     # As CUDA does by default, for work of a millisecond: a sleep would be as long as the work.
     while not event.done and waiting.is_short:
@@ -106,17 +106,17 @@ class Launch:
 
     def start(self) -> None:
         """Starts the kernel on the device's current stream."""
-        watcher = watching.this_thread.watcher
-        if watcher is not None:
-            self._start_watched(watcher)
+        observer = launch_observer.this_thread.observer
+        if observer is not None:
+            self._start_observed(observer)
             return
         self._start(self._arguments.address)
 
-    def _start_watched(self, watcher: watching.Watcher) -> None:
+    def _start_observed(self, observer: launch_observer.LaunchObserver) -> None:
         launcher, name = self._launcher, self._arguments.kernel.name
         with launcher.profiling_range(name):
             read_ms = launcher.timed(lambda: self._start(self._arguments.address))
-        watcher.note_launch(launcher.name, name, read_ms)
+        observer.note_launch(launcher.name, name, read_ms)
 
 
 class Launcher(Protocol):
