@@ -10,11 +10,10 @@ import numpy as np
 
 from gpuopt.device import Device
 from gpuopt.distributed.agreement import refuse_differences
-from gpuopt.distributed.communicator import Communicator, say_error
+from gpuopt.distributed.communicator import Communicator, Refusal, say_error
 from gpuopt.distributed.coordinator import WorkerFigures
 from gpuopt.distributed.gathering import Pairs
 from gpuopt.distributed.reduction import bring_to
-from gpuopt.distributed.tokens import Refusal
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
 from gpuopt.step.pairs import Gradient
 from gpuopt.variables.gate import writing

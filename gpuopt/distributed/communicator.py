@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -251,6 +251,20 @@ def say_error(error: BaseException, write: Callable[[object], str] = repr) -> st
 def count_padding(size: int, dtype: Any) -> int:
     """Returns how many elements `join_aligned` puts behind an array of `size` elements."""
     return -size % (_ALIGNMENT // dtype.itemsize)  # type: ignore[no-any-return]
+
+
+class Refusal(NamedTuple):
+    """The parts of an error that several workers or ranks raise, of which each makes its own.
+
+    An error that was raised refers to the frames it came through, and so to all of their variables.
+    """
+
+    kind: type[Exception]
+    message: str
+    cause: BaseException | None = None
+
+    def raise_error(self) -> NoReturn:
+        raise self.kind(self.message) from self.cause
 
 
 def say_who(brought: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuopt.distributed.communicator import say_error
+from gpuopt.distributed.communicator import Refusal, say_error
 from gpuopt.distributed.gathering import Pairs
 from gpuopt.distributed.tokens import Ticket
 from gpuopt.distributed.waiting import check_timeout
@@ -76,7 +76,7 @@ class Coordinator:
         self._threads: dict[int, threading.Thread] = {}
         self._left: dict[int, BaseException | None] = {}
         self._updating: set[int] = set()  # the workers whose pushes update the variables
-        self._end: tuple[type[GpuoptError], str, BaseException | None] | None = None
+        self._end: Refusal | None = None
         self._process = os.getpid()
         register(self)
         renew_after_fork(self)
@@ -86,7 +86,7 @@ class Coordinator:
         self._updating.clear()
         if self._end is None:
             message = f"the workers belong to process {self._process}, and not to this child"
-            self._end = WorkerFailedError, message, None
+            self._end = Refusal(WorkerFailedError, message)
 
     @property
     def variables(self) -> list[Variable]:
@@ -115,7 +115,7 @@ class Coordinator:
     @property
     def has_failed(self) -> bool:
         """Whether an update has failed, so that nobody can go on."""
-        return self._end is not None and self._end[0] is WorkerFailedError
+        return self._end is not None and self._end.kind is WorkerFailedError
 
     def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
         for each in () if self.is_closed else self.variables:
@@ -224,8 +224,7 @@ class Coordinator:
         if ticket.token is not None:
             return ticket.token
         if ticket.refusal is not None:
-            kind, message, cause = ticket.refusal
-            raise kind(message) from cause
+            ticket.refusal.raise_error()
         self._raise_end()
         raise AssertionError("a wait ends with a token or an error")
 
@@ -236,13 +235,12 @@ class Coordinator:
         self, error: type[GpuoptError], message: str, cause: BaseException | None = None
     ) -> None:
         if self._end is None:
-            self._end = error, message, cause
+            self._end = Refusal(error, message, cause)
         self._changed.notify_all()
 
     def _raise_end(self) -> None:
         if self._end is not None:
-            error, message, cause = self._end
-            raise error(message) from cause
+            self._end.raise_error()
 
 
 def failure_of(error: BaseException | None) -> BaseException | None:

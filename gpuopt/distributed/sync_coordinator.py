@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
-from gpuopt.distributed.communicator import say_error
+from gpuopt.distributed.communicator import Refusal, say_error
 from gpuopt.distributed.coordinator import Coordinator
 from gpuopt.distributed.gathering import GatheredGradients, Pairs
-from gpuopt.distributed.tokens import Refusal, Ticket, TokenPolicy, TokenQueue
+from gpuopt.distributed.tokens import Ticket, TokenPolicy, TokenQueue
 from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedError
 from gpuopt.step.request import StepRequest
 from gpuopt.variables.variable import Variable

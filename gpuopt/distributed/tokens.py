@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from time import monotonic
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from gpuopt.distributed.communicator import Refusal
 
 TokenPolicy = Literal["tf", "per_step"]
-
-
-class Refusal(NamedTuple):
-    """What a worker has to raise: the parts of an error, which it makes itself.
-
-    An error that was raised refers to the frames it came through, and so to all of their variables.
-    """
-
-    kind: type[Exception]
-    message: str
-    cause: BaseException | None = None
 
 
 class Ticket:

@@ -15,6 +15,7 @@ from gpuopt.distributed.communicator import (
     Communicator,
     RankGroup,
     ReduceOp,
+    Refusal,
     check_op,
     check_root,
     name_gather,
@@ -183,8 +184,8 @@ class _Meeting:
         self._left: set[int] = set()
         self._result: Any = None
         self._round_error: Exception | None = None
-        # The type, message and cause of the error that ended the meeting. Each rank raises its own.
-        self._end: tuple[type[Exception], str, BaseException | None] | None = None
+        # Why the meeting has ended.
+        self._end: Refusal | None = None
         self._process = os.getpid()
         renew_after_fork(self)
 
@@ -192,7 +193,7 @@ class _Meeting:
         """The ranks are threads of the parent."""
         if self._end is None:
             message = f"the ranks are threads of process {self._process}, and not of this child"
-            self._end = WorkerFailedError, message, None
+            self._end = Refusal(WorkerFailedError, message)
 
     def meet(self, rank: int, what: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """Brings `value`, waits for all ranks, and returns what `combine` made of their values.
@@ -267,7 +268,7 @@ class _Meeting:
         self, error: type[Exception], message: str, cause: BaseException | None = None
     ) -> None:
         if self._end is None:
-            self._end = error, message, cause
+            self._end = Refusal(error, message, cause)
             self._changed.notify_all()
 
     def _end_because_ranks_left(self) -> None:
@@ -276,8 +277,7 @@ class _Meeting:
 
     def _raise_end(self) -> None:
         if self._end is not None:
-            error, message, cause = self._end
-            raise error(message) from cause
+            self._end.raise_error()
 
     def _say_who_is_missing(self, what: str) -> str:
         missing = [str(rank) for rank in range(self.size) if rank not in self._brought]
