@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +16,6 @@ from gpuopt.distributed.agreement import Agreement
 from gpuopt.distributed.broadcasting import take_value_of_rank_0
 from gpuopt.distributed.communicator import Communicator, RankGroup
 from gpuopt.distributed.communicators import default_group
-from gpuopt.distributed.copies import AlreadySummed, update_copies
 from gpuopt.distributed.first_rank import call_in_first_rank, call_in_rank_0
 from gpuopt.distributed.mirrored import (
     MirroredVariable,
@@ -29,7 +29,7 @@ from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import ReplicaContext, in_replica
-from gpuopt.step.request import StepRequest, pass_on
+from gpuopt.step.request import Copies, StepRequest, pass_on
 from gpuopt.step.updates import pairs_to_sum
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.storage import describe
@@ -266,7 +266,7 @@ class MirroredStrategy:
         def update(sums_of_replicas: list[list[Gradient]]) -> None:
             every_sum = [PerReplica(row) for row in zip(*sums_of_replicas, strict=True)]
             summed = list(zip(every_sum, variables, strict=True))
-            distribution = AlreadySummed(communicator.size, request)
+            distribution = _AlreadySummed(communicator.size, request)
             with self.scope():
                 optimizer._distributed_apply(distribution, summed, global_step, request.name)
 
@@ -373,7 +373,7 @@ class MirroredStrategy:
         variables = [variable for _, variable in pairs]
         request = StepRequest(None, global_step, name)
         make = partial(pass_on, optimizer)
-        update_copies(make, zip(sums, variables, strict=True), request)
+        _update_copies(make, zip(sums, variables, strict=True), request)
 
     def _check_gradients(self, value: Any, variable: Any) -> None:
         if not isinstance(variable, MirroredVariable):
@@ -390,6 +390,74 @@ class MirroredStrategy:
                     f'gradient for "{variable.name}" has shape {np.shape(gradient)}; the variable '
                     f"has shape {shape}"
                 )
+
+
+class _AlreadySummed:
+    """The strategy that `Optimizer._distributed_apply` gets for gradients that are summed already.
+
+    Attributes:
+        num_replicas_in_sync: See `MirroredStrategy`, also for the methods.
+    """
+
+    def __init__(self, num_replicas: int, request: StepRequest) -> None:
+        """Takes the step.
+
+        Args:
+            num_replicas: See `num_replicas_in_sync`.
+            request: The step; its pairs, global step and name are those that `update` is given.
+        """
+        self.num_replicas_in_sync = num_replicas
+        self._request = request
+
+    def batch_reduce_to(
+        self, op: str, value_destination_pairs: Iterable[tuple[PerReplica, MirroredVariable]]
+    ) -> list[PerReplica]:
+        return [value for value, _ in value_destination_pairs]
+
+    def update(
+        self,
+        optimizer: Optimizer,
+        grads_and_vars: Iterable[tuple[PerReplica | None, MirroredVariable]],
+        global_step: Any = None,
+        name: str | None = None,
+    ) -> None:
+        pairs = [(value, variable) for value, variable in grads_and_vars if value is not None]
+        request = self._request._replace(global_step=global_step, name=name)
+        # Not by its `apply_gradients`, which each replica has called, maybe a user's own.
+        _update_copies(optimizer._apply_request, pairs, request)
+
+
+def _update_copies(
+    make: Callable[[StepRequest], None],
+    sums: Iterable[tuple[PerReplica, MirroredVariable]],
+    request: StepRequest,
+) -> None:
+    """Updates each copy of this process by the sum of gradients on the copy's device.
+
+    Args:
+        make: Makes the step.
+        sums: The sums, and whose they are.
+        request: The step, but for its pairs.
+    """
+    sums = list(sums)
+    every_copy = [
+        (gradient, copy)
+        for summed, variable in sums
+        for gradient, copy in zip(summed.values, variable.replicas, strict=True)
+    ]
+    # Outside of all replicas: hyperparameters are evaluated once, and the step grows once.
+    num_copies = max((len(variable.replicas) for _, variable in sums), default=1)
+    of_variables = {tuple(copy.device for copy in each.replicas) for _, each in sums}
+    devices = set(chain.from_iterable(of_variables))
+    are_alike = (
+        len(of_variables) == 1
+        and len(devices) == num_copies
+        and all(device.kind == "gpu" for device in devices)
+    )
+    identities = frozenset(copy.identity for _, copy in every_copy)
+    with in_replica(ReplicaContext()):
+        copies = Copies(num_copies, are_alike, identities)
+        make(request._replace(pairs=every_copy, copies=copies))
 
 
 def _describe(gradients: Iterable[Gradient], variables: Iterable[MirroredVariable]) -> str:
