@@ -6,10 +6,10 @@ import itertools
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from gpuopt import environment
 from gpuopt.autodiff import engine_of
@@ -18,6 +18,7 @@ from gpuopt.choices import is_one_of
 from gpuopt.listed import ListsWhatUsersNeed
 from gpuopt.locks import Lock
 from gpuopt.state.copies import CopiedByConstructor
+from gpuopt.state.slots import coded_slot
 from gpuopt.state.state import Description, State
 from gpuopt.state.state_dict import OptimizerState, load_state, read_state
 from gpuopt.step.clips import CLIP_NORM
@@ -36,6 +37,7 @@ from gpuopt.step.loss import (
 )
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.one_by_one import update_one_by_one
+from gpuopt.step.options import STAGE_OPTIONS
 from gpuopt.step.pairs import Gradient, as_sequence
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.replica_context import this_thread as replicas
@@ -195,7 +197,8 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
 
     def _names_to_set(self) -> Collection[str]:
         """Returns the names of the hyperparameters, if it has any by now."""
-        return ()
+        names: Collection[str] = vars(self).get("hyperparameters", ())
+        return names
 
     def _names_to_give(self) -> Collection[str]:
         """Returns the arguments that cannot be changed; none until it is made."""
@@ -530,8 +533,16 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         distribution.update(self, grads_and_vars, global_step, name)
 
     def get_slot(self, var: Any, name: str) -> Variable | None:
-        """Returns the slot variable `name` of `var`, or None if it was never created."""
-        return self.state.slot(as_variable(var), name)
+        """Returns the slot variable `name` of `var`, or None if it was never created.
+
+        With `slot_bits=8` it is a `CodedSlot`, which type checkers are not told: it reads as
+        float32, takes `assign`, and has the Variables `codes` and `scales`.
+        """
+        codecs, variable = self.options.codecs, as_variable(var)
+        if name not in codecs.coded:
+            return self.state.slot(variable, name)
+        coded: Any = coded_slot(self.state, variable, name, codecs)
+        return cast("Variable | None", coded)
 
     def get_slot_names(self) -> list[str]:
         """Lists the names of the slots created so far, sorted.
@@ -540,7 +551,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         """
         of_wrapper = self.state.wrapper_state
         passing = () if of_wrapper is None else of_wrapper.slot_names
-        names = self.state.slot_names()
+        names = self.options.codecs.without_scales(self.state.slot_names())
         return sorted(name for name in names if name not in passing or self.state.table(name))
 
     def variables(self) -> list[Variable]:
@@ -625,6 +636,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
 
     def _describe_state(self) -> Description:
         of_wrapper = self.state.wrapper_state
+        counters = [each.counter for each in STAGE_OPTIONS.values()]
         return Description(
             type(self).__name__,
             self.get_name(),
@@ -634,13 +646,13 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             self._all_non_slot_names(),
             [
                 *self._non_slot_names_of_groups(),
-                *(each.counter for each in self.options.stages),
+                *self.options.counters,
                 *(of_wrapper.others if of_wrapper else ()),
             ],
             self._lists_all_state(),
             {**self._state_ranges(), **(of_wrapper.others if of_wrapper else {})},
             self._op_name,
-            self._non_slots_left_out(),
+            [name for name in counters if name not in self.options.counters],
             self.options.codecs,
         )
 
@@ -649,10 +661,6 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         of_wrapper = self.state.wrapper_state
         is_of_wrapper = of_wrapper is not None and slot_name in of_wrapper.slot_names
         return slot_name if is_of_wrapper else self._slot_op_name(slot_name)
-
-    def _non_slots_left_out(self) -> Sequence[str]:
-        """Returns the names of other variables that are left out of a state that has them."""
-        return ()
 
     def _must_skip(self, updates: Updates) -> bool:
         """Looks for NaN and infinity in the gradients; raises or logs, as `on_nonfinite` says."""

@@ -8,7 +8,12 @@ from typing import NamedTuple
 from gpuopt.state.slot_codecs import SlotCodecs
 from gpuopt.step.averages import FollowingAverages
 from gpuopt.step.clips import GradientClips
+from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.stage_options import StageOption
+
+# The options that add a stage to each step, with scalars by the count of steps, by the arguments'
+# names; an argument that is not given is None.
+STAGE_OPTIONS: dict[str, type[StageOption]] = {"stochastic_rounding": StochasticRounding}
 
 
 class Options(NamedTuple):
@@ -25,3 +30,8 @@ class Options(NamedTuple):
     stages: Sequence[StageOption] = ()
     averages: FollowingAverages | None = None
     clips: GradientClips | None = None
+
+    @property
+    def counters(self) -> list[str]:
+        """The names of the variables that count steps for stages."""
+        return [each.counter for each in self.stages]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
 from gpuopt.rules.stage import ORDER, Stage
+from gpuopt.step.options import STAGE_OPTIONS
 from gpuopt.step.stage_options import StageOption
 
 

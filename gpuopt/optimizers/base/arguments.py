@@ -32,9 +32,9 @@ from gpuopt.optimizers.base.declared import (
 )
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.slot_options import SlotBits
-from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
 from gpuopt.state.slot_codecs import Masters, SlotDtype, SlotForm
 from gpuopt.step.averages import MovingAverages
+from gpuopt.step.options import STAGE_OPTIONS
 from gpuopt.step.rounding import StochasticRounding
 
 # By which formula gradients are scaled to a norm.
@@ -267,11 +267,11 @@ class FullSignature:
     """Makes `help` and `inspect.signature` of a class list the arguments behind `**common`."""
 
     def __get__(self, instance: object, owner: type[Optimizer]) -> inspect.Signature:
-        init, signature = vars(owner).get(_SIGNATURE, (None, None))
-        if init is not owner.__init__:
+        made_of, signature = vars(owner).get(_SIGNATURE, (None, None))
+        if made_of != (owner.__init__, *STAGE_OPTIONS):
             # Kept by the class, as what keeps one apart from it would keep it alive.
             signature = self._make(owner)
-            setattr(owner, _SIGNATURE, (owner.__init__, signature))
+            setattr(owner, _SIGNATURE, ((owner.__init__, *STAGE_OPTIONS), signature))
         return cast(inspect.Signature, signature)
 
     def _make(self, owner: type[Optimizer]) -> inspect.Signature:

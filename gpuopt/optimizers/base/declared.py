@@ -22,6 +22,7 @@ from typing import (
     get_type_hints,
 )
 
+from gpuopt.step.options import STAGE_OPTIONS
 from gpuopt.step.stage_options import StageOption
 from gpuopt.variables.scalars import as_scalar
 
@@ -181,8 +182,9 @@ class Documented:
         if not given or "\nArgs:\n" in cleaned:
             return cleaned
         names = given if self._all_of else inspect.signature(owner).parameters
-        common = [name for name in names if name in self._common]
-        own = [name for name in names if name in given and name not in common]
+        shared = () if self._all_of else {*self._common, *STAGE_OPTIONS}
+        common = [name for name in names if name in shared]
+        own = [name for name in names if name in given and name not in shared]
         texts = [f"{name}: {meaning_of(given[name])}" for name in own]
         if not texts:
             return cleaned

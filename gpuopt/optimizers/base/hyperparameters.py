@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from gpuopt.locks import Lock
-from gpuopt.optimizers.base.declared import Hyperparameter
+from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping
+from gpuopt.optimizers.base.declared import Hyperparameter, check_range, declared
+from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.names import HyperparameterName
 from gpuopt.step.step_numbers import FollowsSteps
 from gpuopt.step.user_code import call_user_code
@@ -100,6 +103,35 @@ class Hyperparameters(Mapping[HyperparameterName, Any]):
     def __repr__(self) -> str:
         return repr(dict(self))
 
+    def of_group(
+        self, group: ParameterGroup, optimizer: type[Any], shared: Collection[str]
+    ) -> Hyperparameters:
+        """Returns those of a group.
+
+        Args:
+            group: What the user gave.
+            optimizer: The optimizer's class, for errors.
+            shared: The names of those that cannot be set where the group has none of its own.
+
+        Raises:
+            TypeError, ValueError: it names something else, or a value is refused.
+        """
+        for name in group.hyperparameters:
+            if name not in self._settable:
+                is_argument = name in inspect.signature(optimizer).parameters
+                problem = "which all variables share" if is_argument else "which does not exist"
+                raise TypeError(
+                    f'group "{group.name}" has {name}, {problem}; a group of {optimizer.__name__} '
+                    f"may have {', '.join(self._settable)}"
+                )
+        own, whose = group.hyperparameters, f'group "{group.name}": '
+        settable = [name for name in self._settable if name in own or name not in shared]
+        try:
+            return Hyperparameters(own, self._check, settable, self, whose)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{whose}{error}") from error
+
     def evaluate(self) -> Mapping[str, np.floating[Any]]:
         """Returns the values that its own have in this step: functions are called."""
         if self.fixed:
@@ -132,6 +164,27 @@ class Hyperparameters(Mapping[HyperparameterName, Any]):
         self._numbers = numbers
         if len(numbers) == len(own):
             self.fixed = numbers
+
+
+def checked_hyperparameter(cls: type[Any], name: str, value: Hyperparameter) -> Hyperparameter:
+    """Returns a hyperparameter of an optimizer's class, or of a group, as it is kept.
+
+    Raises:
+        TypeError, ValueError: it is refused. What a function returns is not known yet.
+    """
+    if name in CLIPPING:
+        return checked_clipping(name, value)
+    if name == "learning_rate" and isinstance(value, list | tuple):
+        raise TypeError(
+            f"learning_rate must be a number, got {type(value).__name__}; variables come with "
+            "their gradients, in apply_gradients or update"
+        )
+    if not callable(value):
+        as_scalar(value, name)
+        check_range(cls, name, value)
+    marked = declared(cls).get(name)
+    keeps_all_digits = cls._keeps_all_digits or (marked and marked.keeps_all_digits)
+    return with_all_digits(value) if keeps_all_digits else value
 
 
 def with_all_digits(value: Hyperparameter) -> Hyperparameter:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
 from operator import attrgetter, is_
-from typing import Any, ClassVar, TypeVar, cast, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 import numpy as np
 
@@ -25,32 +25,29 @@ from gpuopt.optimizers.base.arguments import (
     with_defaults,
 )
 from gpuopt.optimizers.base.catching_up import checked_catch_up
-from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, has_clipping
+from gpuopt.optimizers.base.clipping import CLIPPING, has_clipping
 from gpuopt.optimizers.base.decaying import Decaying
 from gpuopt.optimizers.base.declared import (
     Documented,
     Hyperparameter,
-    check_range,
-    declared,
     show_types_alone,
 )
-from gpuopt.optimizers.base.groups import Groups, ParameterGroup
-from gpuopt.optimizers.base.hyperparameters import Hyperparameters, with_all_digits
+from gpuopt.optimizers.base.groups import Groups
+from gpuopt.optimizers.base.hyperparameters import Hyperparameters, checked_hyperparameter
 from gpuopt.optimizers.base.numbers_by_count import unknown_hyperparameter
 from gpuopt.optimizers.base.slot_options import slot_codecs_of
-from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.copies import Changes, of_state
 from gpuopt.state.slot_codecs import MASTER, has_master
-from gpuopt.state.slots import coded_slot, create_master, create_slots
+from gpuopt.state.slots import create_master, create_slots
 from gpuopt.state.state import Range
 from gpuopt.step.averages import following
 from gpuopt.step.clips import CLIP_NORM, GradientClips
 from gpuopt.step.device_scaling import Key
 from gpuopt.step.misuse import Misuse
-from gpuopt.step.options import Options
+from gpuopt.step.options import STAGE_OPTIONS, Options
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.plan_cache import PlanCache
 from gpuopt.step.replica_context import replica_context
@@ -62,8 +59,7 @@ from gpuopt.step.updates import HookUpdates, Updates
 from gpuopt.step.user_code import call_user_code
 from gpuopt.step.wide_gradients import GradientTypes
 from gpuopt.variables.identity import Identity
-from gpuopt.variables.scalars import as_scalar
-from gpuopt.variables.variable import NewRows, Variable, as_variable
+from gpuopt.variables.variable import NewRows, Variable
 
 # The largest scale of a slot in 8 bits: any finite one.
 _LARGEST_SCALE = float(np.finfo(np.float32).max)
@@ -206,8 +202,13 @@ class RuleOptimizer(Optimizer):
                 raise unknown_argument(type(self), "decay_variables", Common.__annotations__)
             self._decaying = Decaying(decay_variables)
         settable = [name for name in every if name not in self.derived_hyperparameters]
-        self.hyperparameters = Hyperparameters(every, self._checked, settable)
-        self.groups = tuple(self._of_group(group, settable) for group in self._grouping)
+        self.hyperparameters = Hyperparameters(
+            every, partial(checked_hyperparameter, type(self)), settable
+        )
+        shared = [name for name in settable if self._has_state(name)]
+        self.groups = tuple(
+            self.hyperparameters.of_group(each, type(self), shared) for each in self._grouping
+        )
         clips = None
         if clipping:
             form, measures_all = ClipForm[clip_form.upper()], limits[CLIP_NORM] is not None
@@ -271,10 +272,6 @@ class RuleOptimizer(Optimizer):
         groups = {"groups": list(self._grouping)} if "groups" in kwargs else {}
         return cls, (args, {**kwargs, **groups}), *rest
 
-    def _names_to_set(self) -> Collection[str]:
-        names: Collection[str] = vars(self).get("hyperparameters", ())
-        return names
-
     def _names_to_give(self) -> Collection[str]:
         if "groups" not in vars(self):
             return ()
@@ -292,27 +289,6 @@ class RuleOptimizer(Optimizer):
             mine = {name: new for name, new in follow.items() if new is not given.own[name]}
             for name, value in {**mine, **changed}.items():
                 given[name] = of_state(value, self.state)
-
-    @classmethod
-    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
-        """Returns a hyperparameter, the optimizer's or a group's, as it is kept.
-
-        Raises:
-            TypeError, ValueError: it is refused. What a function returns is not known yet.
-        """
-        if name in CLIPPING:
-            return checked_clipping(name, value)
-        if name == "learning_rate" and isinstance(value, list | tuple):
-            raise TypeError(
-                f"learning_rate must be a number, got {type(value).__name__}; variables come with "
-                "their gradients, in apply_gradients or update"
-            )
-        if not callable(value):
-            as_scalar(value, name)
-            check_range(cls, name, value)
-        marked = declared(cls).get(name)
-        keeps_all_digits = cls._keeps_all_digits or (marked and marked.keeps_all_digits)
-        return with_all_digits(value) if keeps_all_digits else value
 
     @property
     def global_norm(self) -> Any:
@@ -352,45 +328,9 @@ class RuleOptimizer(Optimizer):
         """Whether a hyperparameter has state: a group has its own from the beginning, or never."""
         return False
 
-    def _of_group(self, group: ParameterGroup, settable: Sequence[str]) -> Hyperparameters:
-        for name in group.hyperparameters:
-            if name not in settable:
-                is_argument = name in inspect.signature(type(self)).parameters
-                problem = "which all variables share" if is_argument else "which does not exist"
-                raise TypeError(
-                    f'group "{group.name}" has {name}, {problem}; a group of {type(self).__name__} '
-                    f"may have {', '.join(settable)}"
-                )
-        whose = f'group "{group.name}": '
-        try:
-            own = group.hyperparameters
-            of_its_own = [name for name in settable if name in own or not self._has_state(name)]
-            return Hyperparameters(own, self._checked, of_its_own, self.hyperparameters, whose)
-        except (TypeError, ValueError) as error:
-            kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{whose}{error}") from error
-
     def _initial_slot_values(self) -> Mapping[str, float]:
         """Returns each slot's initial value, in order of creation: by default 0 for every slot."""
         return dict.fromkeys(self.rule.slots, 0.0)
-
-    def get_slot(self, var: Any, name: str) -> Variable | None:
-        """Returns the slot `name` of `var`, or None if it was never created.
-
-        With `slot_bits=8` it is a `CodedSlot`, which type checkers are not told: it reads as
-        float32, takes `assign`, and has the Variables `codes` and `scales`.
-        """
-        if name not in self.options.codecs.coded:
-            return super().get_slot(var, name)
-        coded: Any = coded_slot(self.state, as_variable(var), name, self.options.codecs)
-        return cast("Variable | None", coded)
-
-    def get_slot_names(self) -> list[str]:
-        return self.options.codecs.without_scales(super().get_slot_names())
-
-    def _non_slots_left_out(self) -> Sequence[str]:
-        mine = [each.counter for each in self.options.stages]
-        return [each.counter for each in STAGE_OPTIONS.values() if each.counter not in mine]
 
     def _new_slot_rows(self, slot_name: str) -> NewRows:
         if slot_name == MASTER and self.options.codecs.masters is not None:
