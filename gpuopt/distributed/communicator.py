@@ -200,6 +200,11 @@ def check_op(op: str) -> None:
         raise ValueError(f'op must be "sum", "min" or "max", got {op!r}')
 
 
+def reduction_of(xp: Any, op: ReduceOp) -> Any:
+    """Returns the ufunc of an array module that reduces two arrays."""
+    return {"sum": xp.add, "min": xp.minimum, "max": xp.maximum}[op]
+
+
 def check_root(root: int, size: int) -> None:
     """Raises ValueError if there is no such rank."""
     if not 0 <= root < size:

@@ -16,6 +16,7 @@ from gpuopt.distributed.communicator import (
     fill_buckets,
     join_aligned,
     name_gather,
+    reduction_of,
     say_who,
     split_aligned,
 )
@@ -277,7 +278,7 @@ def _contiguous(xp: Any, array: Any) -> Any:
 
 def _fold(xp: Any, parts: Any, op: ReduceOp) -> Any:
     """Reduces arrays, one after the other; overwrites the first."""
-    combine = {"sum": xp.add, "min": xp.minimum, "max": xp.maximum}[op]
+    combine = reduction_of(xp, op)
     total = parts[0]
     for part in parts[1:]:
         combine(total, part, out=total)

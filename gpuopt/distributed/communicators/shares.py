@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuopt.distributed.communicator import ReduceOp
+from gpuopt.distributed.communicator import ReduceOp, reduction_of
 from gpuopt.distributed.communicators.exchange import Call, Exchange
 from gpuopt.distributed.communicators.headers import INLINE_BYTES, Announced, Bytes, Parcel
 from gpuopt.distributed.communicators.host_communicator import Load, Sizes
@@ -20,8 +20,6 @@ from gpuopt.distributed.communicators.mail import Transfer
 
 # A bucket is packed, and another one added up, while a third is on its way.
 _BUCKETS_AHEAD = 2
-
-_FOLDS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
 
 def reduce_in_shares(
@@ -162,7 +160,7 @@ def fold(parts: Sequence[Any], op: ReduceOp, subtotal: Any, total: Any) -> None:
     """
     if len(parts) == 1:
         total[...] = parts[0]
-    result = parts[0]
+    result, combine = parts[0], reduction_of(np, op)
     for place, part in enumerate(parts[1:], 2):
         target = total if place == len(parts) else subtotal
-        result = _FOLDS[op](result, part, out=target)
+        result = combine(result, part, out=target)

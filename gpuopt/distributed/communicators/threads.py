@@ -19,6 +19,7 @@ from gpuopt.distributed.communicator import (
     check_op,
     check_root,
     name_gather,
+    reduction_of,
     say_error,
     say_who,
 )
@@ -363,7 +364,7 @@ def _reduce(
     first, *others = [array for array, _ in brought]
     device = device_of(first)
     backend = backend_for(device)
-    combine = {"sum": backend.xp.add, "min": backend.xp.minimum, "max": backend.xp.maximum}[op]
+    combine = reduction_of(backend.xp, op)
     with backend.enter():
         # The only rank copies its array itself.
         total = new_storage(first, device, first.dtype) if others else first
