@@ -179,7 +179,7 @@ def export_form(
     state = optimizer.state_dict(variables)
     counters = {"step": np.float32(_steps(state))}
     if "mu_product" in optimizer.counters:
-        of_groups = [f"mu_product/{group.name}" for group in optimizer._grouping]
+        of_groups = [f"mu_product/{group.group_name}" for group in optimizer.groups]
         number = optimizer._grouping.number_of(next(iter(variables.values())))
         name = ["mu_product", *of_groups][number]
         counters["mu_product"] = np.float32(state["non_slots"].get(name, 1))

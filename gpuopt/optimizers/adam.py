@@ -20,6 +20,7 @@ from gpuopt.optimizers.base import (
     update_rule,
 )
 from gpuopt.optimizers.base.catching_up import CATCH_UP
+from gpuopt.optimizers.base.hyperparameters import Hyperparameters
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range
@@ -99,24 +100,22 @@ class AdamOptimizer(RuleOptimizer):
 
     def _non_slot_names_of_groups(self) -> list[str]:
         return [
-            _power_name(beta, group.name)
-            for group, given in zip(self._grouping, self.groups, strict=True)
+            _power_name(beta, given.group_name)
+            for given in self.groups
             for beta in self.betas
             if beta in given.own
         ]
 
     def _state_ranges(self) -> Mapping[str, Range]:
         ranges = dict(super()._state_ranges())
-        of_groups = zip(self._grouping, self.groups, strict=True)
-        every = [(None, self.hyperparameters), *((group.name, own) for group, own in of_groups)]
-        for group_name, given in every:
+        for given in (self.hyperparameters, *self.groups):
             for beta in self.betas:
                 value = given[beta]
                 # A beta may be below 0: negative momentum (Gidel et al. 2019). After many steps,
                 # the power of any other is 0. At 1, the step would be divided by 0.
                 is_usual = not callable(value) and 0 <= np.float32(value) < 1
                 low, high = (0.0, _LARGEST_BELOW_1) if is_usual else (-1.0, 1.0)
-                ranges[_power_name(beta, group_name)] = Range(low, high, np.float32)
+                ranges[_power_name(beta, given.group_name)] = Range(low, high, np.float32)
         return ranges
 
     def _has_state(self, name: str) -> bool:
@@ -132,12 +131,10 @@ class AdamOptimizer(RuleOptimizer):
                 self.state.create_host_scalar(_power_name(beta), now, first.device)
             powers.append(self.state.host_scalar(_power_name(beta)))
         every = [powers]
-        for group, given in zip(self._grouping, self.groups, strict=True):
+        for given in self.groups:
             every.append(
                 [
-                    self._power_of_group(beta, group.name, given[beta], powers)
-                    if beta in given.own
-                    else power
+                    self._power_of_group(beta, given, powers) if beta in given.own else power
                     for beta, power in zip(self.betas, powers, strict=True)
                 ]
             )
@@ -146,13 +143,13 @@ class AdamOptimizer(RuleOptimizer):
         super()._create_slots(var_list)
 
     def _power_of_group(
-        self, beta: str, group_name: str, value: Hyperparameter, powers: Sequence[HostScalar]
+        self, beta: HyperparameterName, given: Hyperparameters, powers: Sequence[HostScalar]
     ) -> HostScalar:
         """Returns a group's power of a beta, made if a restored state is of another grouping."""
-        name = _power_name(beta, group_name)
+        name = _power_name(beta, given.group_name)
         if self.state.other(name) is None:
             steps = self._count_steps(powers)
-            beta_now = np.float64(np.float32(self._call_if_callable(value)))
+            beta_now = np.float64(np.float32(self._call_if_callable(given[beta])))
             now = np.float32(beta_now ** (steps + 1))
             self.state.create_host_scalar(name, now, powers[0].device)
         return self.state.host_scalar(name)

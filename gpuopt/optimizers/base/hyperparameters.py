@@ -35,6 +35,7 @@ class Hyperparameters(Mapping[HyperparameterName, Any]):
         fixed: Their values, if none can change until one is set; else empty.
         changing: Those of `own` that are no numbers, and may have another value in each step.
         changed: Those that were set, as they were given.
+        group_name: The group's; None for the optimizer's own.
         whose: What errors put before a name.
     """
 
@@ -44,7 +45,7 @@ class Hyperparameters(Mapping[HyperparameterName, Any]):
         check: Callable[[str, Hyperparameter], Hyperparameter],
         settable: Collection[str],
         base: Hyperparameters | None = None,
-        whose: str = "",
+        group_name: str | None = None,
     ) -> None:
         """Keeps hyperparameters.
 
@@ -54,10 +55,11 @@ class Hyperparameters(Mapping[HyperparameterName, Any]):
                 hold the optimizer, which holds this.
             settable: The names of those that can be set.
             base: The optimizer's, if these are a group's.
-            whose: See the attribute.
+            group_name: See the attribute.
         """
         self._check = check
-        self.whose = whose
+        self.group_name = group_name
+        self.whose = "" if group_name is None else f'group "{group_name}": '
         self._settable = settable
         self._base = base
         self.changed: Mapping[str, Hyperparameter] = {}
@@ -127,7 +129,7 @@ class Hyperparameters(Mapping[HyperparameterName, Any]):
         own, whose = group.hyperparameters, f'group "{group.name}": '
         settable = [name for name in self._settable if name in own or name not in shared]
         try:
-            return Hyperparameters(own, self._check, settable, self, whose)
+            return Hyperparameters(own, self._check, settable, self, group.name)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{whose}{error}") from error

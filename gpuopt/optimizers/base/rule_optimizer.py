@@ -243,9 +243,9 @@ class RuleOptimizer(Optimizer):
         return given
 
     def _kind_of_update(self, variable: Variable, is_sparse: bool) -> UpdateKind:
-        number, averages = self._grouping.number_of(variable), self.options.averages
+        every, averages = (self.hyperparameters, *self.groups), self.options.averages
         return UpdateKind(
-            list(self._grouping)[number - 1].name if number else "",
+            every[self._grouping.number_of(variable)].group_name or "",
             self.rule_of_other_rows is not None and not self.catch_up,
             0 if averages is None else averages.bytes_moved(variable, is_sparse),
         )
@@ -304,8 +304,9 @@ class RuleOptimizer(Optimizer):
     @property
     def group_norms(self) -> dict[str, Any]:
         """The same of each group with a `clip_norm` of its own, by the group's name."""
-        norms = {g.name: _norm_of(self.options.clips, n) for n, g in enumerate(self._grouping, 1)}
-        return {name: norm for name, norm in norms.items() if norm is not None}
+        clips = self.options.clips
+        norms = {each.group_name: _norm_of(clips, n) for n, each in enumerate(self.groups, 1)}
+        return {name: norm for name, norm in norms.items() if name is not None and norm is not None}
 
     def _key_on_gpu(self, request: StepRequest) -> Key | None:
         global_step = request.global_step
@@ -356,8 +357,8 @@ class RuleOptimizer(Optimizer):
         }
 
     def _hyperparameters_to_save(self) -> dict[str, Any]:
-        clips, groups = self.options.clips, zip(self._grouping, self.groups, strict=True)
-        of_groups = {group.name: own.to_save() for group, own in groups}
+        clips = self.options.clips
+        of_groups = {each.group_name: each.to_save() for each in self.groups}
         return {
             "rule": self.rule.name,
             **self.hyperparameters.to_save(),

@@ -33,13 +33,13 @@ class StepCountingOptimizer(AllDigitsOptimizer):
         return list(self.counters)
 
     def _non_slot_names_of_groups(self) -> list[str]:
-        return [_name_in(group.name, name) for group in self._grouping for name in self._of_groups]
+        return [_name_in(each.group_name, name) for each in self.groups for name in self._of_groups]
 
     def _state_ranges(self) -> Mapping[str, Range]:
         of_counters = {**self._counter_ranges(), "step": Range(0.0, _MOST_STEPS, np.float64)}
         of_groups = {
-            _name_in(group.name, name): of_counters[name]
-            for group in self._grouping
+            _name_in(each.group_name, name): of_counters[name]
+            for each in self.groups
             for name in self._of_groups
         }
         return {**super()._state_ranges(), **of_counters, **of_groups}
@@ -59,8 +59,8 @@ class StepCountingOptimizer(AllDigitsOptimizer):
             self._create_counter(name, value, first.device)
             # A group that is new to a restored state goes on from the numbers of no group.
             now = float(self.state.host_scalar(name).numpy())
-            for group in self._grouping if name in self._of_groups else ():
-                self._create_counter(_name_in(group.name, name), now, first.device)
+            for each in self.groups if name in self._of_groups else ():
+                self._create_counter(_name_in(each.group_name, name), now, first.device)
         super()._create_slots(var_list)
 
     def _create_counter(self, name: str, value: float, device: Device) -> None:
@@ -71,7 +71,7 @@ class StepCountingOptimizer(AllDigitsOptimizer):
         """Returns a counter of the group whose hyperparameters `_hyper` returns."""
         number = self.this_thread.group
         if number and name in self._of_groups:
-            name = _name_in([*self._grouping][number - 1].name, name)
+            name = _name_in(self.groups[number - 1].group_name, name)
         return self.state.host_scalar(name)
 
     def _count(self, name: str) -> np.float64:
@@ -114,5 +114,5 @@ class StepCountingOptimizer(AllDigitsOptimizer):
         """Changes the counters of a group after a step, but not yet `step`."""
 
 
-def _name_in(group_name: str, counter: str) -> str:
+def _name_in(group_name: str | None, counter: str) -> str:
     return f"{counter}/{group_name}"
