@@ -26,6 +26,7 @@ from gpuopt.optimizers.base.arguments import (
 )
 from gpuopt.optimizers.base.catching_up import checked_catch_up
 from gpuopt.optimizers.base.clipping import CLIPPING, has_clipping
+from gpuopt.optimizers.base.copied import CopiedByHyperparameters
 from gpuopt.optimizers.base.decaying import Decaying
 from gpuopt.optimizers.base.declared import (
     Documented,
@@ -39,7 +40,6 @@ from gpuopt.optimizers.base.slot_options import slot_codecs_of
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.copies import Changes, of_state
 from gpuopt.state.slot_codecs import MASTER, has_master
 from gpuopt.state.slots import create_master, create_slots
 from gpuopt.state.state import Range
@@ -84,7 +84,7 @@ hooks_of = attrgetter(*_APPLY_HOOKS)
 _scalars_of = attrgetter("_scalars", "_hyper")
 
 
-class RuleOptimizer(Optimizer):
+class RuleOptimizer(CopiedByHyperparameters, Optimizer):
     """Base of the optimizers that apply an `UpdateRule` to every element or touched row.
 
     A subclass sets `rule` and passes its hyperparameters to `__init__`. It overrides
@@ -250,45 +250,12 @@ class RuleOptimizer(Optimizer):
             0 if averages is None else averages.bytes_moved(variable, is_sparse),
         )
 
-    def _settings(self) -> dict[str, Any]:
-        given = {**super()._settings(), **self.hyperparameters.changed}
-        parameters = inspect.signature(type(self)).parameters
-        defaults = {
-            name: parameters[name].default if name in parameters else value
-            for name, value in self.hyperparameters.items()
-            if name not in (*CLIPPING, *self.derived_hyperparameters)
-        }
-        settings: dict[str, Any] = {
-            name: given.get(name, default) for name, default in defaults.items()
-        }
-        if self.groups:
-            together = zip(self._grouping, self.groups, strict=True)
-            given["groups"] = [group.with_changes(now.changed) for group, now in together]
-        return {**settings, **given}
-
-    def _recipe(self) -> Any:
-        cls, (args, kwargs), *rest = super()._recipe()
-        # Not what was given, which may have been an iterator.
-        groups = {"groups": list(self._grouping)} if "groups" in kwargs else {}
-        return cls, (args, {**kwargs, **groups}), *rest
-
     def _names_to_give(self) -> Collection[str]:
         if "groups" not in vars(self):
             return ()
         # A class sets what it takes besides after `__init__` of this one.
         of_class = vars(self).keys() & inspect.signature(type(self)).parameters.keys()
         return {"use_locking", "on_nonfinite", *options(), *of_class}
-
-    def _changes(self) -> Changes:
-        return [each.changed for each in (self.hyperparameters, *self.groups)]
-
-    def _repeat_changes(self, changes: Changes) -> None:
-        of_all: list[Any] = [self.hyperparameters, *self.groups]
-        for given, changed in zip(of_all, changes, strict=True):
-            follow = {name: of_state(value, self.state) for name, value in given.own.items()}
-            mine = {name: new for name, new in follow.items() if new is not given.own[name]}
-            for name, value in {**mine, **changed}.items():
-                given[name] = of_state(value, self.state)
 
     @property
     def global_norm(self) -> Any:
