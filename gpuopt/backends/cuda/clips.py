@@ -223,7 +223,7 @@ class CudaClips:
             if len(addresses) > FEW_DEVICES:
                 many, addresses = workspace.constants("sums to join").set(addresses), []
             few = FewSums([*addresses, *[0] * (FEW_DEVICES - len(addresses))])
-            self._launcher.launch(
+            workspace.launch(
                 kernels.join_sums(decides=decision is not None),
                 num_blocks(num_norms, CLIP_THREADS, self._launcher.num_multiprocessors),
                 CLIP_THREADS,
@@ -316,7 +316,7 @@ class CudaClips:
                     "sums": sums,
                 }
             parts = workspace.take("squares", table.num_chunks, "float64")
-            launch = partial(table.launch, kernel, parts=parts, **more)
+            launch = partial(table.launch, kernel, workspace, parts=parts, **more)
             numbers = [gradients.numbers[at] for at in positions] if decides else ()
             begins: Sequence[int] = ()
             if len(norms) > 1:

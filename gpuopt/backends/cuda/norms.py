@@ -14,7 +14,7 @@ from gpuopt.backends.cuda.launch_shapes import CLIP_CHUNK, CLIP_THREADS, num_blo
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.structs import ClippedArray
-from gpuopt.backends.cuda.workspace import Constants
+from gpuopt.backends.cuda.workspace import Constants, Workspace
 from gpuopt.backends.norms import Clipping
 
 Array = Any
@@ -123,9 +123,10 @@ class ClippedArrays:
         if self.num_arrays > 1:
             self.on_device = (constants or Constants(launcher)).set(rows)
 
-    def launch(self, kernel: Kernel, **more: Any) -> None:
-        """Launches a kernel on the arrays, with more arguments."""
-        self._launcher.launch(
+    def launch(self, kernel: Kernel, workspace: Workspace | None = None, **more: Any) -> None:
+        """Launches a kernel on the arrays, with more arguments; see `Workspace.launch`."""
+        launch = self._launcher.launch if workspace is None else workspace.launch
+        launch(
             kernel,
             num_blocks(self.num_chunks, 1, self._launcher.num_multiprocessors),
             CLIP_THREADS,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
+from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.order import MOST_STREAMS
 
@@ -87,6 +89,15 @@ class Workspace:
     def constants(self, name: str) -> Constants:
         """Returns numbers that stay in device memory until they change."""
         return self._constants.setdefault(name, Constants(self._launcher))
+
+    def launch(
+        self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
+    ) -> None:
+        """Does what `Launcher.launch` does, by a launch that is kept for the next call."""
+        bind = partial(self._launcher.bind, kernel, num_blocks, num_threads, **arguments)
+        launch = self.prepared((kernel, num_blocks), bind)
+        launch.replace(**arguments)
+        launch.start()
 
     def prepared(self, kind: Hashable, prepare: Callable[[], Prepared]) -> Prepared:
         """Returns launches that were prepared for this before, or prepares them."""
