@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from gpuopt.device import Device
 from gpuopt.step.request import StepRequest
-from gpuopt.step.updates import Decider, HookOptimizer, Pair, Updates
+from gpuopt.step.updates import HookOptimizer, Pair, Updates
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
@@ -18,15 +18,11 @@ class ChoosingOptimizer(HookOptimizer, Protocol):
     def _checked_updates(self, request: StepRequest) -> Updates: ...
 
 
-class ChosenUpdates:
+class ChosenUpdates(Updates):
     """Some updates of a step. Those left out are checked like the others, and not written.
 
     See `Updates` for what each method promises.
     """
-
-    gpu_decides: Decider | None = None
-    is_planned = False
-    fixed_by: Mapping[Identity, Any] | None = None
 
     def __init__(
         self, optimizer: ChoosingOptimizer, every: Updates, chosen: Sequence[Pair]
@@ -51,6 +47,14 @@ class ChosenUpdates:
         self.check()
         if self._chosen is not None and every.unscaled_by is not None:
             self._chosen.unscale(every.unscaled_by)
+
+    @property
+    def clips(self) -> Any:
+        return None if self._chosen is None else self._chosen.clips
+
+    @property
+    def is_followed(self) -> bool:
+        return self._chosen is not None and self._chosen.is_followed
 
     @property
     def unscaled_by(self) -> float | None:
@@ -93,8 +97,16 @@ class ChosenUpdates:
     def must_check_first(self) -> bool:
         return self._every.must_check_first()
 
-    def apply(self) -> list[Any]:
-        return [] if self._chosen is None else self._chosen.apply()
+    def measure(self) -> None:
+        if self._chosen is not None:
+            self._chosen.measure()
+
+    def update(self) -> list[Any]:
+        return [] if self._chosen is None else self._chosen.update()
+
+    def follow(self) -> None:
+        if self._chosen is not None:
+            self._chosen.follow()
 
     def unscale(self, factor: float) -> None:
         if self._chosen is not None:

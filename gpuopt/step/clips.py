@@ -354,15 +354,12 @@ class StepClips:
         are_finite = np.isfinite(found[:, SQUARES]).all()
         return Measurement.FINITE if are_finite else Measurement.UNKNOWN
 
-    @property
-    def _has_counts(self) -> bool:
-        """Whether a GPU chooses among the scalars of several counts of steps."""
-        return self.decision is not None and not self.decision.stops
-
     def stages_around(self, rule: UpdateRule) -> UpdateRule:
         """Returns the form of a rule that unscales and clips its gradient as the step does."""
-        if self._has_counts or self._unscale != 1.0:
-            rule = scaled(rule, of_counts=self._has_counts)
+        # A GPU may skip steps, and so chooses among the scalars of several counts.
+        of_counts = self.decision is not None and not self.decision.stops
+        if of_counts or self._unscale != 1.0:
+            rule = scaled(rule, of_counts=of_counts)
         rule = bounded(rule) if self._is_bounded else rule
         return clipped(rule) if self._is_clipped else rule
 

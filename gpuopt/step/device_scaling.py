@@ -160,10 +160,6 @@ class _DecidedStep:
         is_same = is_same and len(self.variables) == len(other.variables)
         return is_same and all(map(is_, self.variables, other.variables))
 
-    def is_like(self, other: _DecidedStep) -> bool:
-        """Whether their numbers also depend on the same hyperparameters."""
-        return self.counts_like(other) and all(map(is_, self.key, other.key))
-
     def begin(self, updates: RuleUpdates) -> None:
         ledger = self._policy.ledger
         chain = ledger.books.chain
@@ -176,7 +172,9 @@ class _DecidedStep:
             if is_known:
                 updates.fixed_by = count.numbers
             counts = [count._replace(of_step=self._numbers_by(count, updates))]
-        ledger.books = ledger.books._replace(chain=chain._replace(counts=counts, last=self))
+        chain = chain._replace(counts=counts, last=self)
+        ledger.books = ledger.books._replace(chain=chain)
+        self._have_decided(updates, chain)
 
     def _counts_of(self, chain: Chain, updates: RuleUpdates) -> list[Count] | None:
         """Returns the step's numbers for each count; None if those of `chain` are not valid for it.
@@ -187,7 +185,7 @@ class _DecidedStep:
         if not self.counts_like(chain.last):
             return None
         *earlier, newest = chain.counts
-        if self.is_like(chain.last) or self._policy.refuses:
+        if all(map(is_, self.key, chain.last.key)) or self._policy.refuses:
             return [*earlier, newest._replace(of_step=self._numbers_by(newest, updates))]
         found: list[Count] = []
         for count, after in zip(chain.counts, [*chain.counts[1:], None], strict=True):
@@ -232,9 +230,8 @@ class _DecidedStep:
             np.add(number, self.counter.dtype.type(1), out=number)
         return numbers
 
-    def decide(self, updates: RuleUpdates) -> None:
-        chain, loss_scale = self._policy.ledger.books.chain, self.loss_scale
-        assert chain is not None, "the step has begun"
+    def _have_decided(self, updates: RuleUpdates, chain: Chain) -> None:
+        loss_scale = self.loss_scale
         if not isinstance(loss_scale, DeviceScale):
             unscale = float(np.float32(1) / np.float32(loss_scale))
         elif loss_scale == chain.scale:

@@ -23,7 +23,6 @@ from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.masters import check_variables
 from gpuopt.state.slots import create_slots, end_blocks_at_rows, master_or_own
 from gpuopt.state.state import Created
-from gpuopt.step.averages import StepAverages
 from gpuopt.step.clips import CLIPPING_MAKES_NAN, GradientClips, Measurement, StepClips
 from gpuopt.step.hooks import is_undoable
 from gpuopt.step.known import Group, PlannedPart, StepPlan, selecting
@@ -44,7 +43,7 @@ from gpuopt.step.stage_options import StageOption
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.tables_behind import refuse_tables_of_another, refuse_unseen_reads
 from gpuopt.step.updated_arrays import target_of
-from gpuopt.step.updates import Decider, Pair, apply_constraint, dtypes_of
+from gpuopt.step.updates import Pair, Updates, apply_constraint, dtypes_of
 from gpuopt.step.wide_gradients import GradientTypes, types_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
@@ -57,26 +56,24 @@ _TUPLES = {tuple}
 _PLANNED = frozenset([IndexedSlices, type(None)])
 
 
-class RuleUpdates:
+class RuleUpdates(Updates):
     """The updates of one step by rules."""
 
     # Here, because setting each in `__init__` takes time.
     _numbers = StepNumbers({}, None, ())
     # For each count of steps: see `decide_on_gpu`.
     _of_counts: Sequence[StepNumbers] = ()
-    _clips: StepClips | None = None
-    # What backends write at once, as far as it is known.
+    clips: StepClips | None = None
+    # What backends write at once, as far as it is known; and for each, the result of `_join`.
     _units: Sequence[Unit] = ()
+    _joined: Sequence[tuple[UpdateRule, Sequence[int], list[Scalars]]] = ()
     _host_decides = False
     _has_constraints = False
+    is_followed = False
     unscaled_by: float | None = None
-    gpu_decides: Decider | None = None
-    fixed_by: Mapping[Identity, Any] | None = None
     has_rows_on_a_gpu = False
-    is_planned = False
     # What devices know of the step, as far as updates must read it.
     records: Mapping[Device, StepRecord] = MappingProxyType({})
-    _is_measured = False
 
     def __init__(self, optimizer: RuleOptimizer, request: StepRequest) -> None:
         """Divides the pairs into parts and checks them; recognised pairs need few checks."""
@@ -335,12 +332,13 @@ class RuleUpdates:
                 if batch.real not in scalars:
                     scalars[batch.real] = optimizer._scalars_for(batch.real)
         if optimizer.options.clips is not None:
-            self._clips = self._clips_by(None)
+            self.clips = self._clips_by(None)
         averages = None
         if optimizer.options.averages is not None:
             counter = optimizer.this_thread.global_step
             averages = optimizer.options.averages.of_step(counter)
             self.forgets.append(averages.forget)
+        self.is_followed = averages is not None or self._has_constraints
         stages: Sequence[tuple[StageOption, Scalars]] = ()
         if optimizer.options.stages:
             state, options = optimizer.state, optimizer.options.stages
@@ -378,32 +376,29 @@ class RuleUpdates:
         needs_host = self._has_constraints or self._host_decides
         return needs_host or not is_undoable(self._optimizer._finish)
 
-    def _follow(self, averages: StepAverages, variables: Sequence[Variable]) -> None:
-        """Moves averages that rules do not move."""
-        values = variables
-        if self._optimizer.options.codecs.masters is not None:
-            values = [master_or_own(self._optimizer.state, each) for each in variables]
-        if self.gpu_decides is None:  # else there are all
-            averages.start(variables, values)
-        every = [each.averages for each in self._of_counts if each.averages is not None]
-        averages.follow(variables, values, every, self.records)
+    def measure(self) -> None:
+        assert self.clips is not None, "they are asked for"
+        units = self._units = self._units or units_of(self._parts)
+        self._joined = [self._join(unit) for unit in units]
+        # A stage of an option may change the gradient that the rule itself sums.
+        degrees = [unit[0][0].rule.degrees for unit in units]
+        sums_inputs = degrees == [rule.degrees for rule, *_ in self._joined]
+        given = list(chain.from_iterable(units)), self._optimizer.ledger.records
+        copies = self.request.copies
+        self.records = ignore_fp_warnings(self.clips.measure, *given, copies, sums_inputs)
 
-    def apply(self, *, is_alone: bool = True) -> list[Any]:
-        """See `Updates`; by a hook, which is not alone, no constraint and average follows."""
-        optimizer = self._optimizer
+    def update(self) -> list[Any]:
+        optimizer, clips = self._optimizer, self.clips
         units = self._units or units_of(self._parts)
-        joined = [self._join(unit) for unit in units]
-        if self._clips is None:
-            if optimizer.ledger.flags:
-                self.records = optimizer.ledger.records
-        elif not self._is_measured:
-            ignore_fp_warnings(self._measure, units, [rule for rule, *_ in joined])
+        joined = self._joined or [self._join(unit) for unit in units]
+        if clips is None and optimizer.ledger.flags:
+            self.records = optimizer.ledger.records
         for unit, (rule, numbers, scalars) in zip(units, joined, strict=True):
             part, batch = unit[0]
             record = self.records.get(batch.device, NOTHING_KNOWN)
-            if self._clips is not None:
+            if clips is not None:
                 of_counts = [*numbers] * len(self._of_counts)
-                rule, scalars = self._clips.clip(rule, batch, of_counts, scalars, record)
+                rule, scalars = clips.clip(rule, batch, of_counts, scalars, record)
             self._writing = unit
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]
@@ -423,14 +418,23 @@ class RuleUpdates:
                 )
             self._done += unit
         self._writing = []
-        averages = self._numbers.averages
-        if self._has_constraints and is_alone:
+        return []
+
+    def follow(self) -> None:
+        if self._has_constraints:
             for part in self._parts:
                 for position in part.require_group().constrained:
                     apply_constraint(part.given[position])
-        if averages is not None and is_alone and (alone := self._averaged_alone()):
-            self._follow(averages, alone)
-        return []
+        averages, variables = self._numbers.averages, self._averaged_alone()
+        if averages is None or not variables:
+            return
+        values: Sequence[Variable] = variables
+        if self._optimizer.options.codecs.masters is not None:
+            values = [master_or_own(self._optimizer.state, each) for each in variables]
+        if self.gpu_decides is None:  # else there are all
+            averages.start(variables, values)
+        every = [each.averages for each in self._of_counts if each.averages is not None]
+        averages.follow(variables, values, every, self.records)
 
     def _join(self, unit: Unit) -> tuple[UpdateRule, Sequence[int], list[Scalars]]:
         """Returns the rule of a unit with its stages, the groups of its scalars, and these."""
@@ -459,11 +463,11 @@ class RuleUpdates:
         return rule, numbers, scalars
 
     def unscale(self, factor: float) -> None:
-        self._clips, self.unscaled_by = self._clips_by(factor), factor
+        self.clips, self.unscaled_by = self._clips_by(factor), factor
         self._host_decides = True
 
     def measure_all(self) -> None:
-        self._clips, self.unscaled_by = self._clips_by(1.0), 1.0
+        self.clips, self.unscaled_by = self._clips_by(1.0), 1.0
 
     def _clips_by(self, unscale: float | None) -> StepClips:
         """Returns how gradients are clipped, by the values that the optimizer's `_prepare` found.
@@ -532,8 +536,8 @@ class RuleUpdates:
             of_counts: `numbers` for each count of steps that the GPU may have made, in descending
                 order without gaps.
         """
-        self._clips = self._clips_by(unscale)
-        self._clips.decision, self._clips.deciding = decision, device
+        self.clips = self._clips_by(unscale)
+        self.clips.decision, self.clips.deciding = decision, device
         self._of_counts = of_counts
 
     @property
@@ -542,26 +546,13 @@ class RuleUpdates:
         return [(part.numbers, part.require_group().names, part.is_sparse) for part in self._parts]
 
     def find_nonfinite(self) -> str | None:
-        assert self._clips is not None, "unscale or measure_all comes first"
-        units = self._units = self._units or units_of(self._parts)
-        self._is_measured = True
-        ignore_fp_warnings(self._measure, units, [rule for rule, *_ in map(self._join, units)])
-        device = units[0][0][1].device  # each has the sums of all
-        found = self._clips.look(device, self.records[device])
+        assert self.clips is not None, "unscale or measure_all comes first"
+        device = self._units[0][0][1].device  # each has the sums of all
+        found = self.clips.look(device, self.records[device])
         if found is Measurement.FINITE:
             return None
         is_clipped_to_nan = found is Measurement.FACTOR_IS_NAN
         return describe_first(self.pairs()) or (CLIPPING_MAKES_NAN if is_clipped_to_nan else None)
-
-    def _measure(self, units: Sequence[Unit], rules: Sequence[UpdateRule]) -> None:
-        """Computes the norms of the gradients of all units, with the rules of `_join`."""
-        assert self._clips is not None, "they are asked for"
-        every_part = list(chain.from_iterable(units))
-        flags = self._optimizer.ledger.records
-        # A stage of an option may change the gradient that the rule itself sums.
-        own = [unit[0][0].rule for unit in units]
-        sums_inputs = all(rule.degrees == its.degrees for rule, its in zip(rules, own, strict=True))
-        self.records = self._clips.measure(every_part, flags, self.request.copies, sums_inputs)
 
     def written(self) -> tuple[list[str], list[str]]:
         return names_of(self._done), names_of(self._writing)

@@ -228,7 +228,10 @@ class Step:
                 later.begin()
             self._writing = updates
             try:
-                self._apply(updates)
+                if updates.clips is not None:
+                    with reading(*updates.read):
+                        updates.measure()
+                self._update_and_follow(updates)
                 self._written += updates.variables()
                 self._writing = None
                 if report is not None:
@@ -264,7 +267,7 @@ class Step:
         ):
             try:
                 compute(apply)
-                self._finish_alone()
+                self._count_alone()
                 begun.pop(self, None)
             except BaseException as error:
                 self._note(error, written, unsure)
@@ -323,20 +326,26 @@ class Step:
         written = [*updates.identities(), *(each.identity for each in self._counters())]
         return [identity.lock for identity in written]
 
+    # The passes of a step.
+
     def _write(self, updates: Updates) -> None:
+        """Makes the step in five passes: measure, decide, update, follow, count.
+
+        Most steps need two of them. Additions write before the update and after the count.
+        """
         ledger = self._optimizer.ledger
         missing: list[str] = []
-        if self._additions:
-            if not self._is_made(updates):
+        if self._additions or updates.clips is not None:
+            if not self._measure_and_decide(updates):
                 return
             missing = [each._what_is_added for each in self._additions if each._what_is_added]
         self._writing = updates
         try:
             for addition in self._additions:
                 addition._before_update(updates, ledger)
-            self._apply(updates)
+            self._update_and_follow(updates)
             if updates.gpu_decides is None:
-                (self._finish_alone if gpu_backends else self._finish)()
+                (self._count_alone if gpu_backends else self._count)()
             else:
                 updates.gpu_decides.promise(updates)
                 self._is_counted = True
@@ -352,15 +361,20 @@ class Step:
         if self._report is not None:
             self._report.note_updates(updates)
 
-    def _is_made(self, updates: Updates) -> bool:
-        """Asks all additions; takes back what was made for a step that is left out or refused."""
+    def _measure_and_decide(self, updates: Updates) -> bool:
+        """Has devices measure gradients; a GPU may decide by that, or the host asks all additions.
+
+        Returns:
+            False if the step is left out, or is refused by the host: what was made for it is taken
+            back.
+        """
         is_made = keeps_new_slots = False
         try:
-            if updates.gpu_decides is None:  # additions may measure variables
-                self._bring_up(updates)
-            else:
-                updates.gpu_decides.decide(updates)
+            if tables_behind.members_of_tables:  # variables may be measured, too
+                tables_behind.bring_up_written(updates, self._optimizer.state)
             with reading(*updates.read):
+                if updates.clips is not None:
+                    updates.measure()
                 for addition in self._additions:
                     if not addition._makes_step(updates):
                         keeps_new_slots = addition._keeps_new_slots
@@ -373,37 +387,35 @@ class Step:
                     self._forget(updates)
         return True
 
-    def _bring_up(self, updates: Updates) -> None:
-        """Brings the variables to be updated up to date."""
-        if tables_behind.members_of_tables:
-            tables_behind.bring_up_written(updates, self._optimizer.state)
-
-    def _apply(self, updates: Updates) -> None:
+    def _update_and_follow(self, updates: Updates) -> None:
+        """Updates variables, by what was measured and decided, and what follows them."""
         if tables_behind.members_of_tables:  # else a call less in each step
-            self._bring_up(updates)
+            tables_behind.bring_up_written(updates, self._optimizer.state)
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(updates.variables())
-        apply = partial(_apply_reading, updates) if updates.read else updates.apply
+        write = updates.update
+        if updates.read or updates.is_followed:
+            write = partial(_update_then_follow, updates)
         if masters.owners:
-            apply = masters.with_copies(self._optimizer.state, list(updates.identities()), apply)
+            write = masters.with_copies(self._optimizer.state, list(updates.identities()), write)
         if not self._optimizer._use_locking:
-            self._update_ops += apply()
+            self._update_ops += write()
             return
         # In one order everywhere, so that two threads cannot wait for each other.
         locks = [identity.lock for identity in sorted(updates.identities(), key=id)]
-        self._update_ops += call_locked(locks, apply)
+        self._update_ops += call_locked(locks, write)
 
-    def _finish_alone(self) -> None:
-        """Calls `_finish`, with no other thread in between."""
+    def _count_alone(self) -> None:
+        """Counts with no other thread in between."""
         optimizer, counter = self._optimizer, self.counter
         if not is_undoable(optimizer._finish):  # a user's may make steps
-            self._finish()
+            self._count()
             return
         lock = counter.identity.lock if counter is not None and optimizer._use_locking else _nothing
         with lock, counting:  # in the order in which an assignment with `use_locking` takes them
-            self._finish()
+            self._count()
 
-    def _finish(self) -> None:
+    def _count(self) -> None:
         """Changes powers and counts; again, if an interrupted call was undone."""
         optimizer, counter = self._optimizer, self.counter
         self._before_count = before = optimizer.state.copy_host_scalars()
@@ -496,7 +508,7 @@ class Step:
             try:
                 self.counter = self._weak_counter()
                 self._prepare()
-                self._finish_alone()
+                self._count_alone()
             finally:
                 vars(this_thread).update(outer)
                 self.let_go()
@@ -566,9 +578,12 @@ def _averages_of(optimizer: SteppingOptimizer, variables: Sequence[Variable]) ->
     return [] if averages is None else averages.of(variables)
 
 
-def _apply_reading(updates: Updates) -> list[Any]:
+def _update_then_follow(updates: Updates) -> list[Any]:
     with reading(*updates.read):
-        return updates.apply()
+        update_ops = updates.update()
+        if updates.is_followed:
+            updates.follow()
+        return update_ops
 
 
 def checked_global_step(global_step: Any) -> Variable:

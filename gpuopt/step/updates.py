@@ -16,9 +16,8 @@ from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
 from gpuopt.step.pairs import Gradient, as_pairs, checked_pairs
 from gpuopt.step.request import StepRequest
-from gpuopt.step.unscaled import unscaled
 from gpuopt.step.user_code import call_user_code
-from gpuopt.step.wide_gradients import GradientTypes, narrowed, types_of, widened
+from gpuopt.step.wide_gradients import GradientTypes, narrowed, types_of, unscaled, widened
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -30,24 +29,29 @@ class Decider(Protocol):
     """Has a GPU decide whether one step is made, and counts the step. `Ledger.call` calls it."""
 
     def begin(self, updates: Any) -> None:
-        """Called before the GPU is given any work; raises late errors of earlier steps."""
+        """Called before the GPU is given any work; raises late errors of earlier steps.
 
-    def decide(self, updates: Any) -> None:
-        """Called before anything is written."""
+        From then on, `updates.measure` has the GPU decide.
+        """
 
     def promise(self, updates: Any) -> None:
         """Called after all launches; the count follows when the decision has arrived."""
 
 
 class Updates(Protocol):
-    """The updates of one step, or of a part of it: checked by `check`, written by `apply`.
+    """The updates of one step, or of a part of it.
+
+    They are checked by `check`, and then made in the passes `measure`, `update` and `follow`.
 
     Attributes:
         has_rows_on_a_gpu: Whether a sparse gradient's rows must be checked by a GPU.
         created: What `create_slots` has made.
         forgets: Called, if the step is refused, with the devices that refuse it: they take back
             what it has made besides. None stands for all devices.
-        read: The gradients that are Variables: `apply` is called inside `reading` of them.
+        read: The gradients that are Variables: all passes are inside `reading` of them.
+        clips: How gradients are clipped, and what is measured for it; None if there is no `measure`
+            to be called.
+        is_followed: Whether there is a `follow` to be called.
         gpu_decides: What has a GPU decide whether the step is made; None if the host decides.
         request: The step's.
         is_planned: Whether all is made and planned that a step of these variables needs.
@@ -56,17 +60,26 @@ class Updates(Protocol):
             None.
     """
 
-    gpu_decides: Decider | None
-    fixed_by: Mapping[Identity, Any] | None
+    gpu_decides: Decider | None = None
+    fixed_by: Mapping[Identity, Any] | None = None
     request: StepRequest
-    is_planned: bool
+    is_planned: bool = False
     has_rows_on_a_gpu: bool
     created: list[Created]
     forgets: list[Callable[[Collection[Device] | None], None]]
     read: list[Variable]
 
     @property
-    def unscaled_by(self) -> float | None: ...
+    def clips(self) -> Any:
+        return None
+
+    @property
+    def is_followed(self) -> bool:
+        return False
+
+    @property
+    def unscaled_by(self) -> float | None:
+        return None
 
     def pairs(self) -> Sequence[Pair]:
         """Returns the (gradient, variable) pairs, without those of None."""
@@ -113,8 +126,16 @@ class Updates(Protocol):
     def must_check_first(self) -> bool:
         """Whether an update would write even after a GPU has refused rows."""
 
-    def apply(self) -> list[Any]:
+    def measure(self) -> None:
+        """Has devices measure gradients, and decide about the step if a GPU is to."""
+        return
+
+    def update(self) -> list[Any]:
         """Writes what was checked; returns what `_finish` is given."""
+
+    def follow(self) -> None:
+        """Writes what follows the variables: constraints, and averages that rules do not move."""
+        return
 
     def written(self) -> tuple[list[str], list[str]]:
         """Returns the names of variables that were updated, and of those that may be half done."""
@@ -130,11 +151,12 @@ class Updates(Protocol):
 
         Called after `check`.
         """
+        return
 
     def find_nonfinite(self) -> str | None:
         """Describes the first gradient that holds NaN or infinity; None if all are finite.
 
-        Called after `unscale` or `measure_all`, inside the gate. The host waits for GPUs.
+        Called after `measure`, for which `unscale` or `measure_all` asked. The host waits for GPUs.
         """
 
 
@@ -156,13 +178,8 @@ class HookOptimizer(Protocol):
     def _apply_one(self, gradient: Gradient, variable: Variable) -> Any: ...
 
 
-class HookUpdates:
+class HookUpdates(Updates):
     """Updates by `_apply_dense`, `_apply_sparse` and their twins, one variable after the other."""
-
-    gpu_decides: Decider | None = None
-    is_planned = False
-    fixed_by: Mapping[Identity, Any] | None = None
-    unscaled_by: float | None = None
 
     def __init__(self, optimizer: HookOptimizer, request: StepRequest) -> None:
         self._optimizer = optimizer
@@ -228,7 +245,7 @@ class HookUpdates:
     def must_check_first(self) -> bool:
         return True
 
-    def apply(self) -> list[Any]:
+    def update(self) -> list[Any]:
         self._optimizer.this_thread.decaying = self.request.decaying
         update_ops = []
         for gradient, variable in self._pairs:
@@ -247,9 +264,6 @@ class HookUpdates:
             self._pairs = [
                 (narrowed(unscaled(gradient, factor), v), v) for gradient, v in self._pairs
             ]
-
-    def measure_all(self) -> None:
-        pass
 
     def find_nonfinite(self) -> str | None:
         return first_nonfinite(self._pairs)

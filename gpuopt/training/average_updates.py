@@ -15,7 +15,7 @@ from gpuopt.codecs import Codecs
 from gpuopt.rules.accumulation import begin_sum
 from gpuopt.rules.averaged import moving_average
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.step.average_weights import AverageWeights
+from gpuopt.step.averages import AverageWeights
 from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.variables.identity import Identity, followed
 from gpuopt.variables.operators import reading, storage_of

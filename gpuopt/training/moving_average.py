@@ -18,8 +18,7 @@ from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.interrupts import interrupts_put_off
 from gpuopt.locks import Lock
 from gpuopt.state.state import new_slot_variable
-from gpuopt.step.average_weights import AverageWeights
-from gpuopt.step.averages import MovingAverages
+from gpuopt.step.averages import AverageWeights, MovingAverages
 from gpuopt.training.average_updates import AverageUpdates
 from gpuopt.training.function_averages import FunctionAverages, correct, name_of
 from gpuopt.variables.copied import Copied, Copy, describe_lost, to_copy, variable_of

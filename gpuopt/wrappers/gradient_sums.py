@@ -19,8 +19,8 @@ from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
 from gpuopt.rules.clipped import CLIP_FACTOR, clipped
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Group, KnownGroups
+from gpuopt.step.sparse_updates import as_dense
 from gpuopt.step.updates import Pair
 from gpuopt.step.wide_gradients import wide_dtype
 from gpuopt.variables.identity import Identity

@@ -31,9 +31,8 @@ from gpuopt.step.loss import GATE_OP, checked_gate
 from gpuopt.step.pairs import Gradient, as_pairs, as_sequence
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.request import StepRequest, is_overridden, make_step
-from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
-from gpuopt.step.wide_gradients import GradientTypes
+from gpuopt.step.wide_gradients import GradientTypes, unscaled
 from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.late_errors import raise_late_errors

@@ -11,7 +11,7 @@ from gpuopt.device import Device
 from gpuopt.optimizer import Optimizer
 from gpuopt.state.copies import Changes
 from gpuopt.step.additions import Forget, nothing_to_forget
-from gpuopt.step.average_weights import AverageWeights
+from gpuopt.step.averages import AverageWeights
 from gpuopt.step.ledger import Ledger
 from gpuopt.step.updates import Updates
 from gpuopt.training import ExponentialMovingAverage

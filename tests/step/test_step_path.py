@@ -110,3 +110,31 @@ def test_a_steady_step_on_a_gpu_takes_a_short_path(is_sparse: bool, most: int) -
     variable = Variable(np.ones((3, 8), np.float32), device="gpu:0")
     path = steady_path(gradient, variable, gpuopt.LazyAdamOptimizer)
     assert 10 < path.calls <= most
+
+
+@pytest.mark.usefixtures("emulated_gpus")
+def test_a_steady_step_of_all_features_on_a_gpu_takes_a_limited_path() -> None:
+    table = Variable(np.ones((1000, 8), np.float32), device="gpu:0", name="table")
+    bias = Variable(np.ones(64, np.float32), device="gpu:0", name="bias")
+    inner = gpuopt.LazyAdamOptimizer(
+        0.1,
+        clip_norm=1.0,
+        averages=gpuopt.ExponentialMovingAverage(0.99),
+        groups=[gpuopt.ParameterGroup(variables=[bias], learning_rate=0.01)],
+    )
+    manager = gpuopt.ExponentialUpdateLossScaleManager(2.0**15, incr_every_n_steps=2000)
+    optimizer = gpuopt.LossScaleOptimizer(inner, manager)
+    global_step = Variable(0, trainable=False)
+
+    def pairs() -> list[Any]:
+        with fake_cupy.cuda.Device(0):
+            values = fake_cupy.asarray(np.full((3, 8), 2.0**15, np.float32))
+            rows = IndexedSlices(values, fake_cupy.asarray(np.array([1, 2, 1])))
+            return [(rows, table), (fake_cupy.asarray(np.full(64, 2.0**15, np.float32)), bias)]
+
+    for _ in range(8):
+        optimizer.apply_gradients(pairs(), global_step)
+    given = pairs()
+    path = path_of(lambda: optimizer.apply_gradients(given, global_step))
+    assert 100 < path.calls <= 600
+    optimizer.check()

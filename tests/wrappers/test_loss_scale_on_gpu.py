@@ -20,7 +20,7 @@ from gpuopt import IndexedSlices, LossScaleOptimizer, ParameterGroup, Variable, 
 from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
 from gpuopt.step.device_scaling import DeviceScaling
-from gpuopt.step.unscaled import unscaled
+from gpuopt.step.wide_gradients import unscaled
 from gpuopt.variables import unfinished
 
 pytestmark = pytest.mark.gpu

@@ -475,7 +475,9 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
         updates.create_slots()
         updates.fix_scalars()
         updates.check()
-        call_user_code(partial(updates.apply, is_alone=False), is_ours=True)
+        if updates.clips is not None:
+            updates.measure()
+        call_user_code(updates.update, is_ours=True)
 
     _apply_sparse = _apply_dense
 

@@ -15,8 +15,7 @@ from gpuopt import IndexedSlices, Variable, backends
 from gpuopt.backends.cuda import cuda_backend, in_flight
 from gpuopt.device import Device
 from gpuopt.distributed.reduction import sum_gradients
-from gpuopt.step.unscaled import unscaled
-from gpuopt.step.wide_gradients import widened
+from gpuopt.step.wide_gradients import unscaled, widened
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("every_schedule")]
 
