@@ -14,6 +14,7 @@ from every_optimizer import ARGUMENTS, make, optimizer_classes
 
 import gpuopt
 from gpuopt import ParameterGroup, Variable
+from gpuopt import __main__ as command_line
 from gpuopt.optimizers.base import (
     AllDigits,
     Common,
@@ -86,6 +87,21 @@ def test_common_arguments_show_in_a_new_optimizers_signature() -> None:
         "averages": None,
         "gradient_dtype": "strict",
     }
+
+
+def test_every_option_of_all_optimizers_is_described_in_help_and_on_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    described = inspect.getdoc(RuleOptimizer) or ""
+    with pytest.raises(SystemExit):
+        command_line.main(["show", "--help"])
+    switches = capsys.readouterr().out
+    parameters = inspect.signature(gpuopt.AdamWOptimizer).parameters
+    common = {*inspect.signature(StepwiseOptimizer).parameters, "decay_variables"}
+    for name in common - {"learning_rate", "use_locking", "name", "on_nonfinite"}:
+        assert name in parameters
+        assert f"\n    {name}: " in described
+        assert name == "groups" or f"  --{name.replace('_', '-')} [" in switches
 
 
 @pytest.mark.parametrize("cls", [StepwiseOptimizer, gpuopt.AdamOptimizer])

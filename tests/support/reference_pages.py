@@ -61,8 +61,9 @@ _OF_DISTRIBUTED = _exported("gpuopt.distributed", gpuopt.distributed.__all__)
 PAGES = {
     "optimizers": Reference(
         "Methods of optimizers",
-        "Every optimizer has the methods of `Optimizer`, and takes its arguments and those of "
-        "`RuleOptimizer` beside its own: [each has a page](../optimizers.md#all-of-them).",
+        "Every optimizer has the methods of `Optimizer`, and takes its arguments and [the options "
+        "of all](../optimizers.md#arguments-of-all) beside its own: [each has a "
+        "page](../optimizers.md#all-of-them).",
         [
             "gpuopt.Optimizer",
             "gpuopt.optimizers.base.RuleOptimizer",

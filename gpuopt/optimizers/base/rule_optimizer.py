@@ -95,7 +95,7 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
     arguments that returns one and is called once in each step. The constructor takes a mapping of
     what all optimizers take, and then the hyperparameters by name. All take the arguments of
     `Optimizer`: `use_locking` (False unless given), `name` (by default the class's, less
-    "Optimizer") and `on_nonfinite`; and the options below.
+    "Optimizer") and `on_nonfinite`; and the options that `Additions` declares.
 
     Raises:
         TypeError: a hyperparameter is no number, an argument is unknown, a group names
