@@ -185,7 +185,11 @@ class _DecidedStep:
         if not self.counts_like(chain.last):
             return None
         *earlier, newest = chain.counts
-        if all(map(is_, self.key, chain.last.key)) or self._policy.refuses:
+        is_like = all(map(is_, self.key, chain.last.key))
+        if is_like and earlier:  # an earlier step's variables may be of other types
+            types = updates.numbers.scalars.keys()
+            is_like = all(types <= each.of_step.scalars.keys() for each in earlier)
+        if is_like or self._policy.refuses:
             return [*earlier, newest._replace(of_step=self._numbers_by(newest, updates))]
         found: list[Count] = []
         for count, after in zip(chain.counts, [*chain.counts[1:], None], strict=True):

@@ -516,9 +516,8 @@ class RuleUpdates(Updates):
 
     @property
     def numbers(self) -> StepNumbers:
-        """The numbers of the updates, for variables of any type: for `decide_on_gpu`."""
-        scalars = {real: self._optimizer._scalars_for(real) for real in (np.float32, np.float64)}
-        return self._numbers._replace(scalars=scalars)
+        """The numbers of the updates: for `decide_on_gpu`."""
+        return self._numbers
 
     def decide_on_gpu(
         self,

@@ -336,6 +336,31 @@ def test_a_step_whose_own_function_assigns_the_global_step_goes_on_from_there(
     np.testing.assert_array_equal(w.numpy(), np.float32([-202] * 5))
 
 
+def test_steps_of_variables_of_other_types_take_the_scalars_of_the_gpus_count(
+    every_schedule: str, decided: list[Any]
+) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    types = {"floats": np.float32, "doubles": np.float64}
+    ours = {name: Variable(np.ones(5, t), name=name, device="gpu:0") for name, t in types.items()}
+    theirs = {name: Variable(np.ones(5, t)) for name, t in types.items()}
+    optimizer = LossScaleOptimizer(
+        gpuopt.AdamOptimizer(0.1, 0.7, 0.8), gpuopt.DynamicLossScale(8.0)
+    )
+    expected = gpuopt.AdamOptimizer(0.1, 0.7, 0.8)
+    # Each kind of step comes after the other ones, whether these are made or not.
+    steps = itertools.product(("floats", "doubles", "floats doubles"), (False, True), (1, 2))
+    for names, is_bad, number in steps:
+        given = {name: np.full(5, number, types[name]) for name in names.split()}
+        if is_bad:
+            given[names.split()[0]][2] = np.nan
+        else:
+            expected.apply_gradients([(each, theirs[name]) for name, each in given.items()])
+        optimizer.apply_gradients([(xp.asarray(each), ours[n]) for n, each in given.items()])
+    assert len(decided) == 12
+    for name, variable in ours.items():
+        np.testing.assert_allclose(variable.numpy(), theirs[name].numpy(), rtol=1e-6)
+
+
 def test_reads_wait_and_are_right(waits: list[str]) -> None:
     xp: Any = pytest.importorskip("cupy")
     w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
