@@ -237,7 +237,7 @@ def _arrays(
         [average] = optimizer.options.averages.of([variable])
         rows.append(("average", average.dtype, how(average.dtype)))
     coded = optimizer.options.codecs.coded
-    names = optimizer.options.codecs.array_names(optimizer.rule.slots)
+    names = optimizer.options.codecs.array_names(optimizer.rule_with_slots.slots)
     for name, slot in zip(names, target.slots, strict=True):
         what = how(slot.dtype)
         if name in coded:

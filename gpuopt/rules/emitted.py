@@ -115,9 +115,9 @@ def emit_staged(
         slots: The stages' slots, which precede those of the rule.
         has_own_sums: Whether the rule has sums.
     """
-    kinds = {"is": "bool", "num": "int", "written": "int"}
     lines = [
-        f"  static constexpr {kinds[each.partition('_')[0]]} {each} = {_constant(each, value)};"
+        f"  static constexpr {'bool' if _is_claim(each) else 'int'} {each} = "
+        f"{str(bool(value)).lower() if _is_claim(each) else value};"
         for each, value in constants.items()
     ]
     lines += _degree(degrees)
@@ -151,7 +151,9 @@ def emit_staged(
     if stages["gradient"]:
         is_numbered = any(NUMBER in stage.arrays for stage in stages["gradient"] if stage)
         number = f" {NUMBER}" if is_numbered else ""
-        head = f"Real gradient(Real grad, numpy::Word{number}, {scalars})"
+        has_slots = any(slot_of.keys() & {*stage.arrays} for stage in stages["gradient"] if stage)
+        slot = " slot" if has_slots else ""
+        head = f"Real gradient(Real grad, numpy::Word{number}, Real*{slot}, {scalars})"
         lines += _lines(head, [*calls(stages["gradient"]), "return grad;"], template)
     terms = [stage for stage in in_place if stage.terms]
     if terms or has_own_sums:
@@ -168,8 +170,8 @@ def emit_staged(
     return _struct(name, lines)
 
 
-def _constant(name: str, value: int) -> str:
-    return str(bool(value)).lower() if name.startswith("is_") else str(value)
+def _is_claim(constant: str) -> bool:
+    return constant.startswith(("is_", "has_"))
 
 
 def _degree(degrees: Sequence[int]) -> list[str]:

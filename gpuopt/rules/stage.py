@@ -44,7 +44,9 @@ class Stage:
             in stages of the gradient or the store, uint64: `number`, of each element in its
             variable, or `random`, a word of random bits for each, by `key`. Keyword-only parameters
             are scalars. It writes in place.
-        slots: The stage's own slots; a stage of the gradient has none.
+        slots: The stage's own slots. A stage of the gradient writes them where there is a gradient,
+            and once in a step, however often loops read the gradient. Rows that a sparse gradient
+            does not name keep them, whatever the rule does there.
         sums: The scalars that are sums over the variable.
         terms: Takes the gradient and the step, and returns an array for each of `sums`, whose
             elements are summed.
@@ -88,6 +90,21 @@ class Stage:
         return random_words([scalars[name] for name in self._key], numbers)
 
     @computed_once
+    def idle(self) -> Stage:
+        """A stage with the same slots that changes nothing."""
+
+        def keep() -> None:
+            pass
+
+        keep.__name__ = f"keep_{self.name}"
+        return Stage(self.name, keep, self.slots)
+
+    @computed_once
+    def written(self) -> frozenset[str]:
+        """The arrays that it writes."""
+        return frozenset(self.emitted.programs["float32"].stores)
+
+    @computed_once
     def is_numbered(self) -> bool:
         """Whether it takes the numbers of elements."""
         return NUMBER in self.arrays
@@ -106,7 +123,8 @@ class Stage:
             name: self.random(scalars, arrays[NUMBER]) if name == RANDOM else arrays[name]
             for name in own
         }
-        written = [name for name in ("var", "grad") if name in given and self.is_of_named_rows]
+        kept = ("var", "grad", *self.slots) if self.is_of_named_rows else ()
+        written = [name for name in kept if name in given]
         given |= {name: arrays[name].copy() for name in written}
         named = self._parameters(inspect.Parameter.KEYWORD_ONLY)
         self.function(*given.values(), **{name: scalars[name] for name in named})

@@ -43,6 +43,9 @@ class StagedRule(UpdateRule):
             "is_unscaled": any(stage.name == UNSCALED for stage in self.stages),
             "is_clipped": self.is_clipped,
             "is_rounded": self.is_rounded,
+            "has_gradient_slots": any(
+                stage.slots and stage.is_of("gradient") for stage in self.stages
+            ),
         }
         return emit_staged(
             self.name,
@@ -70,7 +73,9 @@ class StagedRule(UpdateRule):
     def _written(self) -> int:
         of_rule, num_own = self.rule._written, len(self.slots) - len(self.rule.slots)
         moves_var = any(stage.is_of("apply") for stage in self.stages)
-        slots = of_rule >> 1 << num_own | (1 << num_own) - 1
+        written = frozenset[str]().union(*(stage.written for stage in self.stages))
+        own = sum(1 << k for k, name in enumerate(self.slots[:num_own]) if name in written)
+        slots = of_rule >> 1 << num_own | own
         return slots << 1 | of_rule & 1 | moves_var
 
     @property
@@ -86,12 +91,22 @@ class StagedRule(UpdateRule):
         return (*self.rule.fields, *self.scalars[len(self.rule.scalars) :])
 
     def gradient(
-        self, grad: Any, scalars: Mapping[str, Any], numbers: Callable[[], Any] | None = None
+        self,
+        grad: Any,
+        slots: Sequence[Any],
+        scalars: Mapping[str, Any],
+        numbers: Callable[[], Any] | None = None,
+        *,
+        is_read_only: bool = False,
     ) -> Any:
         stages = [stage for stage in in_order(self.stages, "gradient") if stage is not None]
         if not stages:
             return grad
         arrays = {"grad": grad.copy()}
+        for stage in stages:
+            for name in stage.slots:
+                slot = slots[self.slots.index(name)]
+                arrays[name] = slot.copy() if is_read_only else slot
         if self.reads_numbers:
             assert numbers is not None, "loops have them"
             arrays[NUMBER] = numbers()
@@ -104,8 +119,9 @@ class StagedRule(UpdateRule):
 def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) -> StagedRule:
     """Returns a rule with one more stage.
 
-    The stage's slots come before those of `base`, because slots of rows must be last, and its
-    scalars after those of `base`.
+    Slots of stages come before those of the rule, because slots of rows must be last, and among
+    them those of later stages first, because averages must be: in whichever order stages are given.
+    Scalars come after those of `base`.
 
     Args:
         base: A rule, which may have stages.
@@ -114,18 +130,22 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
             the type that rules compute in.
 
     Raises:
-        ValueError: the stage is not in `ORDER`, has a slot and reads the gradient, or has a scalar
-            that `base` has.
+        ValueError: the stage is not in `ORDER`, or has a slot or a scalar that `base` has.
     """
     rule, before = (base.rule, base.stages) if isinstance(base, StagedRule) else (base, ())
     stages = [each for name in ORDER for each in in_order((*before, stage), name) if each]
     if len(stages) == len(before):
         raise ValueError(f"the stage {stage.name} is not in ORDER of gpuopt/rules/stage.py")
-    if stage.slots and stage.is_of("gradient"):
-        raise ValueError(f"the stage {stage.name} has slots, which no stage of the gradient reads")
-    if both := {*stage.scalars} & {*base.scalars}:
-        raise ValueError(f"the stage {stage.name} and {base.name} both have scalars {sorted(both)}")
-    slots, sums = (*stage.slots, *base.slots), stage.sums or base.sums
+    for what, mine, theirs in (
+        ("scalars", stage.scalars, base.scalars),
+        ("slots", stage.slots, base.slots),
+    ):
+        if both := {*mine} & {*theirs}:
+            raise ValueError(
+                f"the stage {stage.name} and {base.name} both have {what} {sorted(both)}"
+            )
+    of_stages = [name for each in reversed(stages) for name in each.slots]
+    slots, sums = (*of_stages, *rule.slots), stage.sums or base.sums
     stored = stored or base.stored
     apply, terms = _functions(rule, stages, slots, stored)
     apply.__name__ = f"{stage.name}_{base.name}"
@@ -138,6 +158,7 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
         squares=base.squares,
         sums=sums,
         row_slots=base.row_slots,
+        unnamed=base.unnamed,
         degrees=() if has_other_sums else base.degrees,
         stored=stored,
         terms=terms if sums else None,

@@ -211,7 +211,8 @@ class UpdateRule:
 
     def _call(self, function: Any, given: Mapping[str, Any]) -> Any:
         var, grad, *slots = (given[name] for name in ("var", "grad", *self.slots))
-        grad = self.gradient(grad, given, lambda: given[NUMBER])
+        is_read_only = function is self.terms
+        grad = self.gradient(grad, slots, given, lambda: given[NUMBER], is_read_only=is_read_only)
         return function(var, grad, *slots, **{name: given[name] for name in self.scalars})
 
     def _trace(self, function: Callable[..., Any], real: np.dtype[Any]) -> Program:
@@ -272,15 +273,24 @@ class UpdateRule:
         return {name: scalars[name] for name in self.scalars}
 
     def gradient(
-        self, grad: Any, scalars: Mapping[str, Any], numbers: Callable[[], Any] | None = None
+        self,
+        grad: Any,
+        slots: Sequence[Any],
+        scalars: Mapping[str, Any],
+        numbers: Callable[[], Any] | None = None,
+        *,
+        is_read_only: bool = False,
     ) -> Any:
         """Reads a gradient, which stays as it is: `apply` and `terms` get the result.
 
         Args:
             grad: An array of elements.
+            slots: The slots of the same elements; stages of the gradient write their own.
             scalars: The rule's.
             numbers: Returns the numbers of the elements in their variable, uint64, if the rule
                 `reads_numbers`.
+            is_read_only: Whether the slots stay as they are: the gradient is read again in this
+                step.
         """
         return grad
 

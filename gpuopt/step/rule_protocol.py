@@ -30,6 +30,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     """The part of an optimizer that `RuleUpdates` uses."""
 
     rule: UpdateRule
+    rule_with_slots: UpdateRule
     rule_of_other_rows: ClassVar[UpdateRule | None]
     catch_up: CatchUpOption
     plans: PlanCache
@@ -52,7 +53,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     @property
     def _grouping(self) -> Grouping: ...
 
-    def _initial_slot_values(self) -> Mapping[str, float]: ...
+    def _slot_starts(self) -> Mapping[str, float]: ...
 
     def _group_of_scalars(self, variable: Variable, listed: Listed = None) -> int: ...
 

@@ -271,7 +271,7 @@ class RuleUpdates(Updates):
                 option.check(variables)
             if tables:
                 shape_of = self._optimizer.rule.slot_shape
-                starts = self._optimizer._initial_slot_values()
+                starts = self._optimizer._slot_starts()
                 create = partial(create_slots, state, tables, starts, shape_of, by_rows=True)
                 self.created += state.collect_created(create)
             self.created += state.collect_created(lambda: self._optimizer._create_slots(variables))

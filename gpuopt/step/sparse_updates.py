@@ -55,6 +55,9 @@ def apply_sparse(
         kept: What must live until the update is done.
     """
     other_rows = optimizer.rule_of_other_rows
+    if other_rows is not None:
+        for stage in rule.stages:  # of the same slots
+            other_rows = staged(other_rows, stage.idle) if stage.slots else other_rows
     updates = [
         SparseUpdate(batch.plan, *part.arrays(batch))._replace(
             group=numbers.index(batch.scalar_groups[0])

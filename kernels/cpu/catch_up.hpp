@@ -242,7 +242,7 @@ GPUOPT_WIDEST_REGISTERS void update_columns(const LateRow<Unnamed, Real>& row, R
                                             typename Rule::template Scalars<Real> scalars) {
   if constexpr (Unnamed::moves) {
     const auto step = [&](long long i, Real value, Real rest, Real* slot) {
-      const Real own = Rule::gradient(grad[i], number + i, scalars);
+      const Real own = Rule::gradient(grad[i], number + i, slot, scalars);
       Shift::template apply<Rule>(value, rest, own, slot, scalars);
       return value;
     };
@@ -254,7 +254,7 @@ GPUOPT_WIDEST_REGISTERS void update_columns(const LateRow<Unnamed, Real>& row, R
     for (long long i = 0; i < tile; ++i) {
       Real value = var[i], slot[slot_capacity<Rule>];
       for (int k = 0; k < Rule::num_slots; ++k) slot[k] = decay[k](slots.of[k][i]);
-      Rule::apply(value, Rule::gradient(grad[i], number + i, scalars), slot, scalars);
+      Rule::apply(value, Rule::gradient(grad[i], number + i, slot, scalars), slot, scalars);
       var[i] = value;
       for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][i] = slot[k];
     }

@@ -53,33 +53,38 @@ inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long 
   Real value = var[at];
   Real slot[slot_capacity<Rule>];
   for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][at];
-  Rule::apply(value, Rule::gradient(grad, number, scalars), slot, scalars);
+  Rule::apply(value, Rule::gradient(grad, number, slot, scalars), slot, scalars);
   Rule::follow(value, slot, scalars);
   if (writes_var<Rule>) var[at] = value;
   for (int k = 0; k < Rule::num_slots; ++k)
     if (writes_slot<Rule>(k)) slots.of[k][at] = slot[k];
 }
 
-// Returns the square of the gradient that a rule computes with.
+// Returns the square of the gradient that a row-wise rule computes with, of element `at`. Nothing is
+// written.
 template <class Rule, class Real>
-inline Real squared(Real grad, long long number,
-                    const typename Rule::template Scalars<Real>& scalars) {
-  const Real seen = Rule::gradient(grad, number, scalars);
+inline Real squared(const Slots<OfRow<Rule>, Real>& slots, long long at, Real grad,
+                    long long number, const typename Rule::template Scalars<Real>& scalars) {
+  Real slot[slot_capacity<Rule>];
+  if constexpr (Rule::has_gradient_slots)
+    for (int k = 0; k < OfRow<Rule>::num_slots; ++k) slot[k] = slots.of[k][at];
+  const Real seen = Rule::gradient(grad, number, slot, scalars);
   return seen * seen;
 }
 
-// Adds up the squares of a row; `number` is that of its first element. `gradient_at(left, tile)`
-// returns the address of `tile` columns from `left` on.
+// Adds up the squares of a row; `number` is that of its first element, and `slots` are its.
+// `gradient_at(left, tile)` returns the address of `tile` columns from `left` on.
 template <class Rule, class Real, class GradientAt>
 __attribute__((always_inline)) inline Real sum_of_squares(
-    long long width, long long number, const GradientAt& gradient_at,
-    const typename Rule::template Scalars<Real>& scalars) {
+    const Slots<OfRow<Rule>, Real>& slots, long long width, long long number,
+    const GradientAt& gradient_at, const typename Rule::template Scalars<Real>& scalars) {
   // Several sums, in one order, so that several additions may run in one instruction.
   constexpr int lanes = 16;
   if (width <= lanes) {  // the same order, as each lane has one square
     const Real* const gradient = gradient_at(0, width);
-    Real sum = squared<Rule>(gradient[0], number, scalars);
-    for (long long i = 1; i < width; ++i) sum += squared<Rule>(gradient[i], number + i, scalars);
+    Real sum = squared<Rule>(slots, 0, gradient[0], number, scalars);
+    for (long long i = 1; i < width; ++i)
+      sum += squared<Rule>(slots, i, gradient[i], number + i, scalars);
     return sum;
   }
   Real squares[lanes] = {};
@@ -88,10 +93,13 @@ __attribute__((always_inline)) inline Real sum_of_squares(
     const Real* const gradient = gradient_at(left, tile);
     long long i = 0;
     for (; i + lanes <= tile; i += lanes)
-      for (int lane = 0; lane < lanes; ++lane)
-        squares[lane] += squared<Rule>(gradient[i + lane], number + left + i + lane, scalars);
+      for (int lane = 0; lane < lanes; ++lane) {
+        const long long at = left + i + lane;
+        squares[lane] += squared<Rule>(slots, at, gradient[i + lane], number + at, scalars);
+      }
     for (; i < tile; ++i)
-      squares[i % lanes] += squared<Rule>(gradient[i], number + left + i, scalars);
+      squares[i % lanes] +=
+          squared<Rule>(slots, left + i, gradient[i], number + left + i, scalars);
   }
   for (int lane = 1; lane < lanes; ++lane) squares[0] += squares[lane];
   return squares[0];
@@ -105,8 +113,9 @@ __attribute__((always_inline)) inline void update_whole_row(
   constexpr int first = OfRow<Rule>::num_slots;
   typename OfRow<Rule>::template Scalars<Real> of_row;
   static_cast<typename Rule::template Scalars<Real>&>(of_row) = scalars;
-  of_row.mean_square =
-      sum_of_squares<Rule, Real>(width, number, gradient_at, scalars) / static_cast<Real>(width);
+  const Slots<OfRow<Rule>, Real> every = slots_at<OfRow<Rule>>(written, row * width);
+  of_row.mean_square = sum_of_squares<Rule>(every, width, number, gradient_at, scalars) /
+                       static_cast<Real>(width);
   for (int k = 0; k < Rule::num_row_slots; ++k) of_row.row_slot[k] = written[1 + first + k][row];
   for (long long left = 0; left < width; left += tile_width) {
     const long long tile = tile_at(left, width);
@@ -137,9 +146,9 @@ void update_narrow_rows(Real* const* written, const Real* grad, long long num_ro
   GPUOPT_INDEPENDENT
   for (long long row = 0; row < num_rows; ++row) {
     const long long at = row * width;
-    Real squares = squared<Rule>(grad[at], number + at, scalars);
+    Real squares = squared<Rule>(slots, at, grad[at], number + at, scalars);
     for (int i = 1; i < width; ++i)
-      squares += squared<Rule>(grad[at + i], number + at + i, scalars);
+      squares += squared<Rule>(slots, at + i, grad[at + i], number + at + i, scalars);
     auto of_row = of_chunk;
     of_row.mean_square = squares / Real(width);
     for (int k = 0; k < Rule::num_row_slots; ++k) of_row.row_slot[k] = row_slots[k][row];
@@ -610,7 +619,7 @@ struct Update {
     for (long long i = 0; i < size; ++i) {
       Real value = variable.read(i);
       Real slot[slot_capacity<Rule>] = {std::get<k>(slots).read(i)...};
-      const Real grad = Rule::gradient(gradient.read(i), numbered.number(i), scalars);
+      const Real grad = Rule::gradient(gradient.read(i), numbered.number(i), slot, scalars);
       Rule::apply(value, grad, slot, scalars);
       if constexpr (per_block > 0) begin_anew(slot);
       if constexpr (Rule::is_rounded && !is_in_place)

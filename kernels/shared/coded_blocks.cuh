@@ -374,7 +374,7 @@ struct CodedState : Numbered {
   __device__ __forceinline__ void update(const float (&gradient)[lane_codes],
                                          const ScalarsOf<Program>& scalars) {
     change([&](int i, float& value, float* slot) {
-      Program::apply(value, read(i, gradient, scalars), slot, scalars);
+      Program::apply(value, read(i, gradient, slot, scalars), slot, scalars);
       round_stored(i, scalars, value, slot);
       constexpr bool is_cut = drops_bits_of_var<Program>;
       Program::follow(is_cut ? float(VarOf<Program>(value)) : value, slot, scalars);
@@ -389,9 +389,9 @@ struct CodedState : Numbered {
                                                                                        value, slot);
   }
 
-  __device__ __forceinline__ float read(int i, const float (&gradient)[lane_codes],
+  __device__ __forceinline__ float read(int i, const float (&gradient)[lane_codes], float* slot,
                                         const ScalarsOf<Program>& scalars) const {
-    return Program::gradient(gradient[i], number(i), scalars);
+    return Program::gradient(gradient[i], number(i), slot, scalars);
   }
 
   // Calls `apply` with the place of each element, its weight and its slots, which it may change.
@@ -452,7 +452,7 @@ struct CodedState : Numbered {
       float slot[slot_capacity<Program>];
       get_slots(i, slot);
       float terms[num_sums];
-      Program::terms(weights.get(i), read(i, gradient, scalars), slot, scalars, terms);
+      Program::terms(weights.get(i), read(i, gradient, slot, scalars), slot, scalars, terms);
 #pragma unroll
       for (int k = 0; k < num_sums; ++k) sums[k] += has(i) ? terms[k] : 0;
     }

@@ -267,8 +267,8 @@ struct LateRow {
     LateElements<Program, State::size, true> row(state);
     bring_up(row);
     state.change([&](int i, Real& var, Real* slot) {
-      const Real grad = state.read(i, gradient, scalars);
       row.get(i, slot);
+      const Real grad = state.read(i, gradient, slot, scalars);
       if (Unnamed::moves && now > last) {
         var = row.var[i];
         Program::Shift::template apply<Program>(var, row.rest[i], grad, slot, scalars);

@@ -29,13 +29,19 @@ __device__ __forceinline__ void update_row_by(const Target<RowOf<Program>>& elem
   const long long step = lanes.num_lanes * count;
   Real squares = 0;
   for (long long column = lanes.lane * count; column < row_width; column += step) {
+    const long long at = row * row_width + column;
     Real gradient[count];
     gradient_at(column, gradient);
-#pragma unroll
-    for (int k = 0; k < count; ++k) {
-      const unsigned long long number = elements.number(row * row_width + column + k);
-      const Real seen = Program::gradient(gradient[k], number, scalars);
+    const auto add = [&](int k, Real* slot) {
+      const Real seen = Program::gradient(gradient[k], elements.number(at + k), slot, scalars);
       squares += seen * seen;
+    };
+    if constexpr (Program::has_gradient_slots) {
+      State<RowOf<Program>, count> state(elements, at);
+      state.change([&](int k, Real&, Real* slot) { add(k, slot); });  // not stored
+    } else {
+#pragma unroll
+      for (int k = 0; k < count; ++k) add(k, nullptr);
     }
   }
   scalars.mean_square = sum_of_lanes(squares, lanes) / static_cast<Real>(row_width);

@@ -11,6 +11,7 @@ template <class Rule>
 struct OfRow : RuleDefaults {
   static constexpr int num_slots = Rule::num_slots - Rule::num_row_slots;
   static constexpr int num_averages = Rule::num_averages;
+  static constexpr bool has_gradient_slots = Rule::has_gradient_slots;
 
   template <class Real>
   struct Scalars : Rule::template Scalars<Real> {
@@ -18,8 +19,9 @@ struct OfRow : RuleDefaults {
   };
 
   template <class Real>
-  GPUOPT_INLINE static Real gradient(Real grad, unsigned long long number, const Scalars<Real>& s) {
-    return Rule::gradient(grad, number, s);
+  GPUOPT_INLINE static Real gradient(Real grad, unsigned long long number, Real* slot,
+                                     const Scalars<Real>& s) {
+    return Rule::gradient(grad, number, slot, s);
   }
 
   template <class Real>

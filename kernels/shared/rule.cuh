@@ -14,15 +14,17 @@ struct RuleDefaults {
   static constexpr bool is_unscaled = false;  // whether it takes the scalar `unscale`
   static constexpr bool is_clipped = false;   // whether it takes the scalar `clip_factor`
   static constexpr bool is_rounded = false;   // whether what it writes is rounded at random
+  static constexpr bool has_gradient_slots = false;  // whether `gradient` takes slots
   static constexpr int written = -1;          // bit 0: it writes the variable; bit 1 + k: slot k
 
   // The degree of a sum in the gradient, if it is over the variable and the gradient alone.
   GPUOPT_INLINE static constexpr int degree(int) { return -1; }
 
-  // Reads the gradient of an element, given the element's number in its variable. Every loop calls
-  // `apply` and `terms` with the result.
+  // Reads the gradient of an element, given the element's number in its variable, and its slots.
+  // Every loop calls `apply` and `terms` with the result. It may write slots: a loop that reads the
+  // gradient twice stores them once, and gives it copies before.
   template <class Real, class Scalars>
-  GPUOPT_INLINE static Real gradient(Real grad, unsigned long long, const Scalars&) {
+  GPUOPT_INLINE static Real gradient(Real grad, unsigned long long, Real*, const Scalars&) {
     return grad;
   }
 

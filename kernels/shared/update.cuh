@@ -276,7 +276,7 @@ struct State : Numbered {
   __device__ __forceinline__ void update(const Real (&gradient)[count],
                                          const typename Program::template Scalars<Real>& scalars) {
     change([&](int i, Real& value, Real* slot) {
-      Program::apply(value, read(i, gradient, scalars), slot, scalars);
+      Program::apply(value, read(i, gradient, slot, scalars), slot, scalars);
       round_stored(i, scalars, value, slot);
       constexpr bool is_cut = drops_bits_of_var<Program> && !Program::is_rounded;
       Program::follow(is_cut ? Real(VarOf<Program>(value)) : value, slot, scalars);
@@ -293,9 +293,9 @@ struct State : Numbered {
   }
 
   __device__ __forceinline__ Real
-  read(int i, const Real (&gradient)[count],
+  read(int i, const Real (&gradient)[count], Real* slot,
        const typename Program::template Scalars<Real>& scalars) const {
-    return Program::gradient(gradient[i], number(i), scalars);
+    return Program::gradient(gradient[i], number(i), slot, scalars);
   }
 
   // Whether element `i` is one of the variable's.
@@ -333,10 +333,9 @@ struct State : Numbered {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       Real slot[slot_capacity<Program>];
-#pragma unroll
-      for (int k = first_slot<Program>; k < Program::num_slots; ++k) slot[k] = Real(slots[k].of[i]);
+      get_slots(i, slot);
       Real terms[num_sums];
-      Program::terms(weights.get(i), read(i, gradient, scalars), slot, scalars, terms);
+      Program::terms(weights.get(i), read(i, gradient, slot, scalars), slot, scalars, terms);
 #pragma unroll
       for (int k = 0; k < num_sums; ++k) sums[k] += terms[k];
     }

@@ -123,7 +123,7 @@ def _update_strided(rule: UpdateRule, target: Target, gradient: Array, scalars: 
     with chunks:
         for chunk in chunks:
             values, grad, *others = chunk
-            rule.apply(values, rule.gradient(grad, scalars), *others, **scalars)
+            rule.apply(values, rule.gradient(grad, others, scalars), *others, **scalars)
 
 
 def _update_copies(
@@ -188,7 +188,8 @@ def _sums(rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars) -
     with chunks:
         for chunk in chunks:
             values, grad, *others = chunk
-            sums += _added(rule.terms(values, rule.gradient(grad, scalars), *others, **scalars))
+            grad = rule.gradient(grad, others, scalars, is_read_only=True)
+            sums += _added(rule.terms(values, grad, *others, **scalars))
     return sums
 
 
@@ -208,8 +209,9 @@ def _sums_of_decoded(
         stored, part, first = chunks.part(number, [grad])
         assert part is not None
         part = part.astype(real, copy=False)
-        part = rule.gradient(part, scalars, Numbers(first, part.size, of_variable=own_number))
         var, *slots = codecs.decode(stored, scratch([real] * codecs.num_decoded, stored[0].size))
+        numbers = Numbers(first, part.size, of_variable=own_number)
+        part = rule.gradient(part, slots, scalars, numbers, is_read_only=True)
         sums += _added(rule.terms(var, part, *slots, **scalars))
     return sums
 

@@ -39,6 +39,7 @@ from gpuopt.optimizers.base.numbers_by_count import unknown_hyperparameter
 from gpuopt.optimizers.base.slot_options import slot_codecs_of
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.slot_codes import scales_name
+from gpuopt.rules.staged import staged
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import MASTER, has_master
 from gpuopt.state.slots import create_master, create_slots
@@ -106,6 +107,8 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
 
     Attributes:
         rule: The arithmetic of a step.
+        rule_with_slots: The rule with those stages of options that have slots: a variable has the
+            slots of both.
         hyperparameters: The hyperparameters by name, as they were given. They can be set:
             `optimizer.hyperparameters["learning_rate"] = 0.01`.
         groups: The same of each `ParameterGroup`, in their order.
@@ -130,9 +133,11 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
             "plans",
             "rule",
             "rule_of_other_rows",
+            "rule_with_slots",
         ]
     )
     rule: UpdateRule
+    rule_with_slots: UpdateRule
     rule_of_other_rows: ClassVar[UpdateRule | None] = None
     hyperparameter_of: ClassVar[Mapping[str, str]] = {}
     derived_hyperparameters: ClassVar[tuple[str, ...]] = ()
@@ -173,8 +178,13 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
         arguments, ours = with_defaults(common, type(self))
         self._grouping = Groups(ours["groups"])
         super().__init__(**arguments)
+        given = {name: each for name, each in STAGE_OPTIONS.items() if ours[name] is not None}
+        self.rule_with_slots = self.rule
+        for option in given.values():
+            if option.stage.slots:
+                self.rule_with_slots = staged(self.rule_with_slots, option.stage)
         codecs = slot_codecs_of(
-            self.rule,
+            self.rule_with_slots,
             type(self).__name__,
             slot_bits=ours["slot_bits"],
             slot_form=ours["slot_form"],
@@ -182,11 +192,7 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
             masters=ours["masters"],
         )
         self.options = Options(codecs)
-        stages = [
-            option.checked(ours[name], self)
-            for name, option in STAGE_OPTIONS.items()
-            if ours[name] is not None
-        ]
+        stages = [option.checked(ours[name], self) for name, option in given.items()]
         averages = following(ours["averages"], codecs.masters)
         gradient_dtype, decay_variables = ours["gradient_dtype"], ours["decay_variables"]
         if not is_one_of(gradient_dtype, get_args(GradientDtype)):
@@ -300,16 +306,22 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
         """Returns each slot's initial value, in order of creation: by default 0 for every slot."""
         return dict.fromkeys(self.rule.slots, 0.0)
 
+    def _slot_starts(self) -> Mapping[str, float]:
+        """Returns the same of all slots: those of stages start at 0."""
+        slots = self.rule_with_slots.slots
+        of_stages = slots[: len(slots) - len(self.rule.slots)]
+        return {**self._initial_slot_values(), **dict.fromkeys(of_stages, 0.0)}
+
     def _new_slot_rows(self, slot_name: str) -> NewRows:
         if slot_name == MASTER and self.options.codecs.masters is not None:
             return MASTER
-        codecs, starts = self.options.codecs, self._initial_slot_values()
+        codecs, starts = self.options.codecs, self._slot_starts()
         if slot_name in codecs.array_names(codecs.coded):
             return codecs.form(slot_name, (1,), np.dtype(np.float32), starts).start
         return starts.get(slot_name)
 
     def _all_slot_names(self) -> list[str]:
-        return self.options.codecs.array_names(self._initial_slot_values())
+        return self.options.codecs.array_names(self._slot_starts())
 
     def _row_slot_names(self) -> Sequence[str]:
         return self.rule.row_slots
@@ -372,7 +384,7 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
             ) from None
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
-        create_slots(self.state, var_list, self._initial_slot_values(), self.rule.slot_shape)
+        create_slots(self.state, var_list, self._slot_starts(), self.rule.slot_shape)
         for variable in var_list:
             if self.options.codecs.masters is not None and has_master(variable.dtype):
                 create_master(self.state, variable)

@@ -49,7 +49,7 @@ class PlainRule:
             self._apply_to_rows(written, grad, numbers)
         else:
             if self.rule.stages:  # else a call of nothing, in each small step
-                grad = self.rule.gradient(grad, self.scalars, numbers)
+                grad = self.rule.gradient(grad, written[1:], self.scalars, numbers)
             self.rule.apply(written[0], grad, *written[1:], **self.scalars)
 
     def _apply_to_rows(
@@ -57,7 +57,7 @@ class PlainRule:
     ) -> None:
         num_rows = len(written[-1])
         var, *slots = (array.reshape(num_rows, -1) for array in written)
-        grad = self.rule.gradient(grad, self.scalars, numbers).reshape(num_rows, -1)
+        grad = self.rule.gradient(grad, written[1:], self.scalars, numbers).reshape(num_rows, -1)
         scalars = {**self.scalars, MEAN_SQUARE: _mean_squares(grad)}
         self.rule.apply(var, grad, *slots, **scalars)
 
