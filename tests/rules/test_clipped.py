@@ -9,6 +9,7 @@ import pytest
 from every_optimizer import update_rules
 
 from gpuopt.optimizers.row_wise_adagrad import row_wise_adagrad
+from gpuopt.rules.averaged import averaged
 from gpuopt.rules.clipped import bounded, clipped
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.stage import Stage
@@ -32,7 +33,7 @@ def test_an_unscaled_and_clipped_rule_is_its_base_with_another_gradient(rule: Up
     clipping = {"clip_bound": np.float64(0.25), "unscale": np.float64(3), "clip_factor": 0.5}
     assert mine.scalars == (*rule.scalars, *clipping)
     seen = np.clip(grad * 3, -0.25, 0.25) * 0.5
-    read = mine.gradient(grad, clipping)
+    read = mine.gradient(grad, slots, clipping)
     if rule.terms is not None and mine.terms is not None:
         got = mine.terms(var, read, *slots, **scalars, **clipping)
         np.testing.assert_array_equal(got, rule.terms(var, seen, *slots, **scalars))
@@ -44,15 +45,25 @@ def test_an_unscaled_and_clipped_rule_is_its_base_with_another_gradient(rule: Up
 
 def test_a_row_wise_rule_takes_the_mean_square_of_the_clipped_gradient() -> None:
     grad, scalars = np.float64([[4.0, -1.0]]), {"clip_bound": np.float64(2), "clip_factor": 0.5}
-    assert row_wise_adagrad.gradient(grad, scalars) is grad
-    seen = clipped(bounded(row_wise_adagrad)).gradient(grad, scalars)
+    assert row_wise_adagrad.gradient(grad, [], scalars) is grad
+    seen = clipped(bounded(row_wise_adagrad)).gradient(grad, [], scalars)
     np.testing.assert_array_equal(seen, [[1.0, -0.5]])
 
 
 @pytest.mark.internal
-def test_a_stage_of_the_gradient_has_no_slots() -> None:
+def test_slots_of_stages_have_one_order_and_their_gradient_may_be_read_without_writing() -> None:
     def keep(grad: Any, kept: Any) -> None:
         kept += grad
+        grad[...] = kept
 
-    with pytest.raises(ValueError, match="the stage clipped has slots"):
-        staged(row_wise_adagrad, Stage("clipped", keep, slots=("kept",)))
+    stage = Stage("clipped", keep, slots=("kept",))
+    rule = averaged(staged(row_wise_adagrad, stage))
+    assert rule.slots == ("average", "kept", "accumulator")
+    assert staged(averaged(row_wise_adagrad), stage).slots == rule.slots
+    slots = [np.full(2, float(k)) for k in range(3)]
+    for is_read_only, left in ((True, 1.0), (False, 4.0)):
+        read = rule.gradient(np.full(2, 3.0), slots, {}, is_read_only=is_read_only)
+        np.testing.assert_array_equal(read, [4.0, 4.0])
+        np.testing.assert_array_equal(slots, [[0.0, 0.0], [left, left], [2.0, 2.0]])
+    with pytest.raises(ValueError, match="both have slots"):
+        staged(rule, stage)

@@ -276,7 +276,7 @@ def test_rows_that_are_added_begin_with_means_of_0() -> None:
     optimizer.apply_gradients([(drawn(1, (3, 2)), table)])
     before: Any = optimizer.get_slot(table, "mean")
     kept = before.numpy()
-    gpuopt.add_rows(table, np.ones((2, 2), np.float32))
+    gpuopt.rows(table).append(np.ones((2, 2), np.float32))
     mean: Any = optimizer.get_slot(table, "mean")
     np.testing.assert_array_equal(mean.numpy(), [*kept, *np.zeros((2, 2))])
 

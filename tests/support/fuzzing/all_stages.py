@@ -17,10 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import float8
+import gradient_noise
 import ml_dtypes
 import numpy as np
 import pytest
-from gradient_noise import register
+import smoothed_gradient
 from interrupt_at import HandleAt
 
 import gpuopt
@@ -35,6 +36,7 @@ from fuzzing.stages_model import (
     EETA,
     EPSILON,
     KINDS,
+    MEAN_DECAY,
     MOMENTUM,
     Clip,
     Model,
@@ -65,7 +67,7 @@ class Form:
         self.options: dict[str, Any] = {}
         self.codes = 0.0
         kind, narrow = program.kind, [each for each in dtypes if each.itemsize == 2]
-        has_slots = bool(KINDS[kind].slots) and np.float64 not in dtypes
+        has_slots = bool(program.model.kind.slots) and np.float64 not in dtypes
         form = choose(["root", "float8", None, None]) if has_slots else None
         if form is not None:
             self.options |= {"slot_bits": 8, "slot_form": form}
@@ -110,7 +112,7 @@ class Program:
         self.expected_other = np.zeros(3)
         self.counter = Variable(np.int64(0), trainable=False)
         values = {label: as_float64(each) for label, each in self.real.items()}
-        self.model = Model(self.kind, values)
+        self.model = Model(self.kind, values, smooths=choose([True, False, False]))
         self.shown = {label: value.copy() for label, value in values.items()}
         # A master copy keeps its digits where it is assigned either of what its ties round to.
         self.halves_to_even = dict(self.shown)
@@ -140,6 +142,7 @@ class Program:
             f"scale {self.scaling}, skips {self.skips} (refuses {self.refuses}), "
             f"accumulates {self.accumulated} (mean {self.is_mean}), {self.clip}, "
             f"group {self.group}, rate {self.rate}, {self.model.noise}, "
+            f"smooths {self.model.smooths}, "
             f"casts gradients {self.casts}"
         )
 
@@ -170,6 +173,8 @@ class Program:
             options["averages"] = self.averages
         if self.model.noise:
             options[self.model.noise] = ETA, GAMMA, SEED
+        if self.model.smooths:
+            options["smoothed_gradient"] = MEAN_DECAY
         rate: Any = {
             "fixed": RATE,
             "function": lambda: RATE,
@@ -753,7 +758,8 @@ def run(
     gc.collect()  # frees the names of an earlier program's variables
     rng = np.random.default_rng([seed, 2**31])
     with ExitStack() as stack:
-        register(stack.enter_context(pytest.MonkeyPatch.context()))
+        for stage in (gradient_noise, smoothed_gradient):
+            stage.register(stack.enter_context(pytest.MonkeyPatch.context()))
         form = int(rng.integers(3))
         if form:  # all compiled and shared by threads, or numpy alone
             large = 0 if form == 1 else 10**9

@@ -1,7 +1,7 @@
 """What steps with many stages should do: plain numpy in float64, and nothing of gpuopt.
 
 The stages are those of a step, in their order: sums of gradients, the loss's scale, what is not
-finite, noise, clipping, decay, the rule, averages, the powers of beta and the count of steps.
+finite, noise, means, clipping, decay, the rule, averages, the powers of beta and the count of steps.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fuzzing.noise_model import noise
 
 BETA1, BETA2, EPSILON, MOMENTUM = 0.875, 1 - 2**-6, 2.0**-8, 0.5
 DECAY, AVERAGE_DECAY, TORCHS_EPSILON = 2.0**-5, 0.75, 1e-6
+MEAN_DECAY = 0.625
 EETA = 0.25
 
 Gradient = Any  # an array, or Rows
@@ -142,13 +143,18 @@ class Model:
         powers: Those of beta, as float32.
         count: Of updates.
         noise: Of the options that add noise to gradients, the one that is given.
+        smooths: Whether means take the place of gradients before these are clipped.
         norm: Of the gradients of the last update that are not clipped by their group.
         largest: The largest number that an array had before some update, by the array's name:
             "w", "m of w" or "average of w". Where numbers cancel, rounding is in proportion to it.
     """
 
-    def __init__(self, kind: str, values: Mapping[str, np.ndarray]) -> None:
-        self.kind = KINDS[kind]
+    def __init__(
+        self, kind: str, values: Mapping[str, np.ndarray], *, smooths: bool = False
+    ) -> None:
+        own = KINDS[kind]
+        self.kind = own._replace(slots={**own.slots, "mean": 0.0}) if smooths else own
+        self.smooths = smooths
         self.values = dict(values)
         self.slots: dict[str, dict[str, np.ndarray]] = {}
         self.averages: dict[str, np.ndarray] = {}
@@ -228,6 +234,7 @@ class Model:
         for label, gradient in gradients.items():
             number, clip = clips[label]
             given = summed[label] + self._noise_of("unscaled_noise", label, gradient)
+            given = self._mean_of(label, gradient, given) if self.smooths else given
             clipped = np.clip(given, -clip.value, clip.value) * clip.factor(norms[number])
             clipped = clipped + self._noise_of("gradient_noise", label, gradient)
             self._note_largest(label)
@@ -256,6 +263,14 @@ class Model:
         w[touched] = part
         for name, slot in slots.items():
             slot[touched] = parts[name]
+
+    def _mean_of(self, label: str, gradient: Gradient, given: np.ndarray) -> np.ndarray:
+        """Returns the means of gradients so far, once this one counts in the rows that it names."""
+        named: Any = ... if not isinstance(gradient, Rows) else np.unique(gradient.indices)
+        mean, smoothed = self.slots[label]["mean"], np.zeros(given.shape)
+        mean[named] = MEAN_DECAY * mean[named] + (1 - MEAN_DECAY) * given[named]
+        smoothed[named] = mean[named] / (1 - MEAN_DECAY ** (self.count + 1))
+        return smoothed
 
     def _noise_of(self, option: str, label: str, gradient: Gradient) -> Any:
         """Returns what an option adds to the rows that a gradient names."""
