@@ -25,12 +25,7 @@ _FLOAT = np.dtype(np.float32)
 class _Optimizer(Protocol):
     """The members of a `RuleOptimizer` that describe its slots."""
 
-<<<<<<< HEAD
-    rule: UpdateRule
-=======
     rule_with_slots: UpdateRule
-    stage_options: Sequence[StageOption]
->>>>>>> f4e1d0d0 (Let a stage of the gradient have slots)
 
     @property
     def state(self) -> State: ...
@@ -46,13 +41,9 @@ def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[I
         Its array, or its master copy's, its slots', and beside a master copy the variable itself,
         or the remainder; whose they are; and how they are stored.
     """
-<<<<<<< HEAD
     stored = optimizer.options.codecs
-    names = stored.array_names(optimizer.rule.slots)
-=======
-    stored = optimizer.slot_codecs
-    names = stored.array_names(optimizer.rule_with_slots.slots)
->>>>>>> f4e1d0d0 (Let a stage of the gradient have slots)
+    rule = optimizer.rule_with_slots
+    names = stored.array_names(rule.slots)
     slots = {name: checked_slot(optimizer, variable, name) for name in names}
     _check_coded_blocks({name: slots[name] for name in map(scales_name, stored.coded)}, variable)
     arrays = [slot.unread_storage for slot in slots.values()]
@@ -60,7 +51,7 @@ def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[I
     first = optimizer.state.first_number(variable.identity) if optimizer.options.stages else 0
     target = Target(variable.unread_storage, arrays, first_number=first)
     codecs = codecs_of(target)
-    own = zip(optimizer.rule_with_slots.slots, codecs.slots, strict=False)  # without those of scales
+    own = zip(rule.slots, codecs.slots, strict=False)  # without those of scales
     codecs = Codecs(codecs.var, tuple(stored.coded.get(name, codec) for name, codec in own))
     if stored.masters is None or not has_master(variable.dtype):
         return target, identities, codecs

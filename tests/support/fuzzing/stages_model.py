@@ -1,7 +1,8 @@
 """What steps with many stages should do: plain numpy in float64, and nothing of gpuopt.
 
 The stages are those of a step, in their order: sums of gradients, the loss's scale, what is not
-finite, noise, means, clipping, decay, the rule, averages, the powers of beta and the count of steps.
+finite, noise, means, clipping, decay, the rule, averages, the powers of beta and the count of
+steps.
 """
 
 from __future__ import annotations
