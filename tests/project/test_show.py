@@ -68,7 +68,7 @@ def test_the_printed_source_has_numpys_bits(
 using Rule = {rule};
 extern "C" void run(int size, float* var, float* grad, float* slots, Rule::Scalars<float>* s) {{
   for (int i = 0; i < size; ++i) {{
-    Rule::apply(var[i], Rule::gradient(grad[i], i, *s), slots + 3 * i, *s);
+    Rule::apply(var[i], Rule::gradient(grad[i], i, slots + 3 * i, *s), slots + 3 * i, *s);
     Rule::follow(var[i], slots + 3 * i, *s);
   }}
 }}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuopt.optimizers.base.stage_options import STAGE_OPTIONS
+from gpuopt.step.options import STAGE_OPTIONS
 from gpuopt.rules.stage import ORDER, Stage
 from gpuopt.step.stage_options import StageOption
 
@@ -28,6 +28,8 @@ class SmoothedGradient(StageOption):
     name = "smoothed_gradient"
     stage = Stage("smoothed", smooth, slots=("mean",))
     counter = "smoothed_steps"
+    meaning = "Puts means of gradients, in which older ones decay by it, in their place."
+    alone = 0.5
 
     def __init__(self, decay: float) -> None:
         self.decay = decay
