@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpuopt.step.options import STAGE_OPTIONS
 from gpuopt.rules.stage import ORDER, Stage
+from gpuopt.step.options import STAGE_OPTIONS
 from gpuopt.step.stage_options import StageOption
 
 
