@@ -60,8 +60,8 @@ inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long 
     if (writes_slot<Rule>(k)) slots.of[k][at] = slot[k];
 }
 
-// Returns the square of the gradient that a row-wise rule computes with, of element `at`. Nothing is
-// written.
+// Returns the square of the gradient that a row-wise rule computes with, of element `at`. Nothing
+// is written.
 template <class Rule, class Real>
 inline Real squared(const Slots<OfRow<Rule>, Real>& slots, long long at, Real grad,
                     long long number, const typename Rule::template Scalars<Real>& scalars) {
@@ -98,8 +98,7 @@ __attribute__((always_inline)) inline Real sum_of_squares(
         squares[lane] += squared<Rule>(slots, at, gradient[i + lane], number + at, scalars);
       }
     for (; i < tile; ++i)
-      squares[i % lanes] +=
-          squared<Rule>(slots, left + i, gradient[i], number + left + i, scalars);
+      squares[i % lanes] += squared<Rule>(slots, left + i, gradient[i], number + left + i, scalars);
   }
   for (int lane = 1; lane < lanes; ++lane) squares[0] += squares[lane];
   return squares[0];
@@ -114,8 +113,8 @@ __attribute__((always_inline)) inline void update_whole_row(
   typename OfRow<Rule>::template Scalars<Real> of_row;
   static_cast<typename Rule::template Scalars<Real>&>(of_row) = scalars;
   const Slots<OfRow<Rule>, Real> every = slots_at<OfRow<Rule>>(written, row * width);
-  of_row.mean_square = sum_of_squares<Rule>(every, width, number, gradient_at, scalars) /
-                       static_cast<Real>(width);
+  of_row.mean_square =
+      sum_of_squares<Rule>(every, width, number, gradient_at, scalars) / static_cast<Real>(width);
   for (int k = 0; k < Rule::num_row_slots; ++k) of_row.row_slot[k] = written[1 + first + k][row];
   for (long long left = 0; left < width; left += tile_width) {
     const long long tile = tile_at(left, width);

@@ -15,7 +15,7 @@ struct RuleDefaults {
   static constexpr bool is_clipped = false;   // whether it takes the scalar `clip_factor`
   static constexpr bool is_rounded = false;   // whether what it writes is rounded at random
   static constexpr bool has_gradient_slots = false;  // whether `gradient` takes slots
-  static constexpr int written = -1;          // bit 0: it writes the variable; bit 1 + k: slot k
+  static constexpr int written = -1;  // bit 0: it writes the variable; bit 1 + k: slot k
 
   // The degree of a sum in the gradient, if it is over the variable and the gradient alone.
   GPUOPT_INLINE static constexpr int degree(int) { return -1; }
