@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from bench import catch_up, instructions, launches, pictures, scale
+from bench import catch_up, instructions, launches, missed_steps, pictures, scale
 from bench.harness import RESULTS, ROOT
 from bench.targets import Target, find_measured
 from bench.workloads import TARGETS
@@ -585,6 +585,34 @@ def _draw_catch_up(files: Sequence[Path]) -> None:
     pictures.draw_catch_up_times(_read_catch_up(files))
 
 
+# docs/decisions/2026-12-01-...: sums of missed steps, from a file of `python -m bench.missed_steps`
+
+
+def _write_missed_steps(files: Sequence[Path]) -> str:
+    [file] = files
+    results = read_results(file)
+    rows, at_rule = [], []
+    for rule in missed_steps.RULES:
+        for height, width in missed_steps.SIZES:
+            for gap in missed_steps.GAPS:
+                name = missed_steps.name_run(rule, height, width, gap)
+                run = results.runs[name]
+                target = Target(name, "ratio", missed_steps.STEPPING)
+                ratio = 1 / (find_measured(target, run) or 1)
+                times = _list_times(run, run.contenders)
+                rows.append([f"{rule}, {height:,} x {width}", f"{gap:,}", *times, f"{ratio:.2g}"])
+                if rule == "Adam" and gap == missed_steps.GAP_OF_RULE:
+                    at_rule.append(ratio)
+    machine = results.machine
+    return _join(
+        f"With gaps of {missed_steps.GAP_OF_RULE:,} steps, Adam's stepping takes "
+        f"{_span([f'{each:.0f}' for each in at_rule])} times as long.",
+        make_table(["all rows brought up", "missed", "sums, ms", "stepping, ms", "ratio"], rows),
+        f"From `{name_file(file)}`, on one core of an\n{machine['cpu']}. Medians of "
+        f"{_describe_rounds(results)}, in each of which both took their turn.",
+    )
+
+
 # docs/guides/thinc.md: from a file of `python -m bench.spacy_training`
 
 _THINCS = "Thinc's"
@@ -693,6 +721,9 @@ PARTS: Mapping[str, Part] = {
     "instructions": Part("docs/performance.md", _write_instructions),
     "scale": Part("docs/scale.md", _write_scale),
     "catch_up": Part("docs/guides/adam_for_embeddings.md", _write_catch_up, _draw_catch_up),
+    "missed_steps": Part(
+        "docs/decisions/2026-12-01-the-closed-form-of-missed-steps-stays.md", _write_missed_steps
+    ),
     "thinc": Part("docs/guides/thinc.md", _write_thinc),
     "missed": Part("bench/README.md", _write_missed),
 }

@@ -41,14 +41,13 @@ __device__ __forceinline__ void bring_up_row(const Target<Program>& target,
 }
 
 // Has rows make the steps that they have missed; they may repeat, and those that the table does not
-// have are left out. If `rows` is null, they are all rows of the table, `num_rows`. Of the scalars,
-// only a key of random bits is read.
+// have are left out. If `rows` is null, they are all rows of the table, `num_rows`.
 template <class Program>
 __global__ void bring_up_rows(const __grid_constant__ ArraysOf<Program> arrays,
                               const typename Program::Index* __restrict__ rows, long long num_rows,
                               long long height, long long row_width,
-                              const __grid_constant__ GivenOf<Program> scalars,
                               const __grid_constant__ LateTable late, int lanes_per_row) {
+  const ScalarsOf<Program> scalars = key_of_last_step<Program>(late);
   const Target<Program> target(arrays.of);
   const Lanes lanes(lanes_per_row);
   const int now = steps_of(late);

@@ -31,8 +31,8 @@ template <class Program>
 __global__ void bring_up_coded_rows(const __grid_constant__ CodedArraysOf<Program> arrays,
                                     const typename Program::Index* __restrict__ rows,
                                     long long num_rows, long long height, long long row_width,
-                                    const __grid_constant__ GivenOf<Program> scalars,
                                     const __grid_constant__ LateTable late) {
+  const ScalarsOf<Program> scalars = key_of_last_step<Program>(late);
   prepare_codes<Program>();
   const CodedTarget<Program> target(arrays.of);
   const bool has_packs = target.has_packs();

@@ -31,7 +31,8 @@ class CatchUp:
         sums: float64 [-, 4]: for rows that have made 0 steps, `STRIDE`, twice as many and so
             on, up to `room`; None if steps are to be made one by one, or rows do not move.
         room: How many steps can be counted: then all rows are brought up to date, for a new count.
-        rounding: The scalars of the last step, if numbers are rounded at random; else None.
+        rounding: The scalars of the last step, if numbers are rounded at random; else None. A GPU
+            has its own, as it may leave steps out.
         on_device: What a backend keeps beside it; None at first.
         last_update: Of when it was made, in the order of updates; see `Updated`.
     """

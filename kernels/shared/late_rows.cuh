@@ -16,9 +16,14 @@ constexpr int num_powers = 4 << power_bits;  // k is below 2^31
 template <class Program>
 using UnnamedOf = typename Program::Unnamed;
 
-// Numbers of a table, which stay as long as its rule's scalars do.
+// The parts of a key of random bits. Mirrors `NUM_PARTS` in gpuopt/rules/random_bits.py.
+constexpr int num_key_parts = 4;
+
+// Numbers of a table, which stay as long as its rule's scalars do, but for the key of the last step
+// that was counted: rows that are brought up after it are rounded by that.
 template <class Rule, class Real>
 struct LateNumbers {
+  Real key[num_key_parts];
   Real tolerance, epsilon;
   typename Rule::template Scalars<Real> scalars;
 };
@@ -340,6 +345,22 @@ __device__ __forceinline__ void count_step(const LateTable& table, Real step_siz
   store<Caching::normal>(array_at<long long>(table.now), Elements<long long, 1>{step + 1});
 }
 
+// Returns scalars for `round_stored`: the key of the last step that was counted, and nothing else.
+// `Program::key_scalar` is its place among the rule's scalars; negative if nothing is rounded at
+// random.
+template <class Program>
+__device__ __forceinline__ ScalarsOf<Program> key_of_last_step(const LateTable& table) {
+  using Real = RealOf<Program>;
+  ScalarsOf<Program> scalars = {};
+  if constexpr (Program::key_scalar >= 0) {
+    const auto* numbers = array_at<const LateNumbersOf<Program>>(table.numbers);
+#pragma unroll
+    for (int k = 0; k < num_key_parts; ++k)
+      reinterpret_cast<Real*>(&scalars)[Program::key_scalar + k] = __ldg(numbers->key + k);
+  }
+  return scalars;
+}
+
 // Has the last block of a launch count the step of each table, which other rows will make later:
 // rows and the counts are written by one launch, so nothing comes between. `Program::step_scalar`
 // is the place of the step size among the rule's scalars; negative if rows without a gradient do
@@ -356,6 +377,11 @@ __device__ __forceinline__ void count_steps(const LateTables<Program>& behind,
     constexpr int step_scalar = Program::step_scalar;
     const Real step_size = step_scalar < 0 ? Real(0) : every.number(table, step_scalar);
     count_step(behind.table(table), step_size);
+    if constexpr (Program::key_scalar >= 0) {
+      auto* numbers = array_at<LateNumbersOf<Program>>(behind.table(table).numbers);
+      if (threadIdx.x < num_key_parts)
+        numbers->key[threadIdx.x] = every.number(table, Program::key_scalar + threadIdx.x);
+    }
   }
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from catching_up import OPTIMIZERS
+from dtypes import DTYPES_BY_NAME
 from safetensors.numpy import load_file
 
 import gpuopt
@@ -92,10 +93,21 @@ def test_towers_look_rows_up_that_are_up_to_date() -> None:
     close(late, exact)
 
 
-def test_copies_of_a_mirrored_table_agree_to_the_bit_whoever_reads() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("float32", {}),
+        ("float32", {"slot_bits": 8}),
+        ("bfloat16", {"masters": "remainder", "slot_dtype": "bfloat16", "stochastic_rounding": 3}),
+    ],
+    ids=["plain", "8 bits", "remainder"],
+)
+def test_copies_of_a_mirrored_table_agree_to_the_bit_whoever_reads(
+    dtype: str, options: dict[str, Any]
+) -> None:
     strategy = gpuopt.distributed.MirroredStrategy(["cpu", "cpu"])
-    table = strategy.variable(np.ones((12, 2), np.float32), name="mirrored")
-    optimizer = gpuopt.AdamOptimizer(0.01, catch_up=True)
+    table = strategy.variable(np.ones((12, 2), DTYPES_BY_NAME[dtype]), name="mirrored")
+    optimizer = gpuopt.AdamOptimizer(0.01, catch_up=True, **options)
     rng = np.random.default_rng(8)
     for step in range(30):
 

@@ -95,6 +95,11 @@ STAGES: dict[str, tuple[Callable[[Variable], Optimizing], np.dtype[Any]]] = {
     ),
     "rows that catch up": (alone(gpuopt.AdamOptimizer, catch_up=True), FLOAT),
     "rows that catch up by steps": (alone(gpuopt.AdamOptimizer, catch_up="stepping"), DOUBLE),
+    "codes of rows that catch up": (alone(gpuopt.AdamOptimizer, catch_up=True, slot_bits=8), FLOAT),
+    "rounded rows that catch up": (
+        alone(gpuopt.AdamOptimizer, catch_up=True, stochastic_rounding=3),
+        BRAIN,
+    ),
     # Of both hyperparameters, a Python float would keep all digits.
     "decay": (
         lambda step: Optimizing(

@@ -12,7 +12,6 @@ from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.count_of_steps import CountOfSteps
 from gpuopt.backends.cuda.dense_plan import DensePlan
-from gpuopt.backends.cuda.kernels.of_rules import scalars_of
 from gpuopt.backends.cuda.launch_shapes import (
     PACK_BYTES,
     ROW_THREADS,
@@ -85,7 +84,6 @@ class CudaLateRows:
             "num_rows": num_rows,
             "height": plan.height,
             "row_width": plan.width,
-            "scalars": scalars_of(rule, {**catch_up.factors.scalars, **(catch_up.rounding or {})}),
             "late": count.table,
             **more,
         }

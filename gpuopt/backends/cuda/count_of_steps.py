@@ -10,6 +10,7 @@ from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cuda.launch_shapes import NUM_POWERS, POWER_BITS
 from gpuopt.backends.cuda.launcher import Launcher, to_device
 from gpuopt.backends.cuda.structs import LateTable
+from gpuopt.rules.random_bits import NUM_PARTS
 
 Array = Any
 
@@ -41,7 +42,8 @@ class CountOfSteps:
         if factors.one_earlier is not None:
             one_earlier = to_device(launcher, np.array(factors.one_earlier))
         scalars = [factors.scalars[name] for name in rule.scalars]
-        numbers = [factors.tolerance, epsilon, *scalars]
+        # The key of random bits is the last step's.
+        numbers = [*[0] * NUM_PARTS, factors.tolerance, epsilon, *scalars]
         self._now = launcher.xp.zeros(1, dtype=np.int64)
         by_name = {
             "last": catch_up.last,

@@ -341,7 +341,8 @@ class LateTable(NamedTuple):
         sums: The address of the sums of steps; 0 if missed steps are made one by one.
         weights: The address of what a step of size 1 adds to them.
         powers: The address of powers of the slots' decays, float64 [num_slots, NUM_POWERS].
-        numbers: The address of the tolerance, epsilon, and the scalars of rows without a gradient.
+        numbers: The address of the last step's key of random bits, the tolerance, epsilon, and the
+            scalars of rows without a gradient.
         one_earlier: The address of what makes sums one step earlier, float64.
         window: How many steps without a gradient move a row.
     """

@@ -55,6 +55,8 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
         return 128 if is_wide or architecture != ARCHITECTURES[0] else 96
     if kernel.function == "bring_up_rows":
         return 80 if architecture == ARCHITECTURES[0] else 96
+    if kernel.function == "update_late_coded_rows":  # of 8 elements, what they were moved by, too
+        return 168
     if is_dense_update and kernel.rule is not None and kernel.rule.row_slots:
         return 128 if slots > 2 and "double" in types else 80  # two blocks of 256
     if is_given_sums:  # as many as launch bounds ask for, at least

@@ -22,7 +22,6 @@ from gpuopt.backends.cuda.kernels.of_rules import (
     coded_arrays,
     given_scalars,
     program,
-    scalars_struct,
     types_of_codes,
 )
 from gpuopt.backends.cuda.launch_shapes import NUM_POWERS, POWER_BITS
@@ -30,6 +29,8 @@ from gpuopt.backends.cuda.mixed import Storage, real_of
 from gpuopt.backends.cuda.parameters import CPP_TYPES, Parameter, Pointer, Struct, struct_of
 from gpuopt.backends.cuda.structs import LateTable, SortedRows
 from gpuopt.codecs import Coded
+from gpuopt.rules.random_bits import NUM_PARTS
+from gpuopt.rules.rounded import ROUNDING
 from gpuopt.rules.shift import cpp_type
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -92,7 +93,7 @@ def bring_up_rows(rule: UpdateRule, other_rows: UpdateRule, storage: Storage, in
         "bring_up_rows",
         {
             "arrays": arrays_struct(rule, storage),
-            **_of_rows_brought_up(rule, storage, index),
+            **_of_rows_brought_up(index),
             "lanes_per_row": INT32,
         },
         program(
@@ -180,7 +181,7 @@ def bring_up_coded_rows(
         "bring_up_coded_rows",
         {
             "arrays": coded_arrays(rule, codecs, storage),
-            **_of_rows_brought_up(rule, storage, index),
+            **_of_rows_brought_up(index),
         },
         program(rule, storage, has_groups=False, Index=CPP_TYPES[index], **more),
         rule,
@@ -222,14 +223,13 @@ def _of_sorted_rows(arrays: Struct, storage: Storage, key: str) -> dict[str, Par
     }
 
 
-def _of_rows_brought_up(rule: UpdateRule, storage: Storage, index: str) -> dict[str, Parameter]:
+def _of_rows_brought_up(index: str) -> dict[str, Parameter]:
     """What kernels take that bring rows up to date, after the arrays."""
     return {
         "rows": Pointer(index, is_optional=True),
         "num_rows": INT64,
         "height": INT64,
         "row_width": INT64,
-        "scalars": scalars_struct(rule, storage),
         "late": _LATE_TABLE,
     }
 
@@ -246,7 +246,7 @@ def _of_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool) -> dict
 
 
 def _unnamed(rule: UpdateRule, other_rows: UpdateRule) -> dict[str, str | int]:
-    """What happens to rows without a gradient, and to the variable in others; the step's scalar."""
+    """What happens to rows without a gradient, and to the variable in others; places of scalars."""
     unnamed = other_rows.unnamed
     assert unnamed is not None, "an optimizer without it refuses the option"
     movement = unnamed.movement
@@ -254,6 +254,7 @@ def _unnamed(rule: UpdateRule, other_rows: UpdateRule) -> dict[str, str | int]:
         "Unnamed": unnamed.cpp_type(other_rows.functor, other_rows.slots, other_rows.scalars),
         "Shift": cpp_type(rule.shift, rule.scalars),
         "step_scalar": -1 if movement is None else rule.scalars.index(movement.step),
+        "key_scalar": rule.scalars.index(ROUNDING.scalars[0]) if rule.is_rounded else -1,
     }
 
 
@@ -263,5 +264,6 @@ def _of_late_numbers(other_rows: UpdateRule, storage: Storage) -> dict[str, int]
     functor = other_rows.functor
     numbers = f"gpuopt::LateNumbers<{functor}, {CPP_TYPES[real]}>"
     return {
-        f"sizeof({numbers})": (2 + len(other_rows.scalars)) * np.dtype(real).itemsize,
+        f"sizeof({numbers})": (NUM_PARTS + 2 + len(other_rows.scalars)) * np.dtype(real).itemsize,
+        "gpuopt::num_key_parts": NUM_PARTS,
     }
