@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 import gpuopt
-from bench.harness import Offer, Workload
+from bench.harness import Offer, Step, Workload
 from bench.targets import list_targets
+from gpuopt.bench.peers import make_torch_step
 
 # Of the curve: as many at each height. As many draws would name more rows of a taller table.
 NUM_DIFFERENT = 4_096
@@ -42,7 +43,7 @@ def _make_step(height: int, width: int, num_different: int | None = None) -> Wor
     """
     values, rows = _make_batches(height, width, num_different)
     _, table, step = _ours(gpuopt.AdamOptimizer(_RATE, catch_up=True), height, width)
-    contenders = {
+    contenders: dict[str, Step] = {
         "gpuopt": _in_turn(step, values, rows),
         "LazyAdam": _in_turn(
             _ours(gpuopt.LazyAdamOptimizer(_RATE), height, width)[2], values, rows
@@ -52,7 +53,11 @@ def _make_step(height: int, width: int, num_different: int | None = None) -> Wor
         all_rows = _ours(gpuopt.AdamOptimizer(_RATE), height, width)[2]
         contenders["all rows"] = _in_turn(all_rows, values, rows)
     if find_spec("torch") is not None:
-        contenders["torch SparseAdam"] = _in_turn(_torchs(height, width), values, rows)
+        gradients = [[gpuopt.IndexedSlices(values, each)] for each in rows]
+        torchs = make_torch_step(_sparse_adam, [np.zeros((height, width), np.float32)], gradients)
+        for _ in rows:
+            torchs()
+        contenders["torch SparseAdam"] = torchs
     catch_up: Any = table.identity.behind._catch_up  # type: ignore[union-attr]
     beside = [each for each in (catch_up.last, catch_up.steps, catch_up.sums) if each is not None]
     of_them = "" if num_different is None else f", {num_different:,} different ones,"
@@ -129,20 +134,8 @@ def _ours(
     return optimizer, table, step
 
 
-def _torchs(height: int, width: int) -> Callable[[np.ndarray, np.ndarray], None]:
-    import torch
-
-    table = torch.nn.Parameter(torch.zeros(height, width))
-    optimizer = torch.optim.SparseAdam([table], lr=_RATE)
-
-    def step(values: np.ndarray, rows: np.ndarray) -> None:
-        indices = torch.from_numpy(rows)[None]
-        table.grad = torch.sparse_coo_tensor(
-            indices, torch.from_numpy(values), table.shape, check_invariants=False
-        )
-        optimizer.step()
-
-    return step
+def _sparse_adam(torch: Any, parameters: Any) -> Any:
+    return torch.optim.SparseAdam(parameters, lr=_RATE)
 
 
 def _in_turn(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import gpuopt
-from bench.harness import Offer, Workload
+from bench.harness import Offer, Step, Workload
+from gpuopt.bench.contenders import make_our_step
 from gpuopt.demo.digits import load_digits
 from gpuopt.demo.model import WideAndDeep
 from gpuopt.demo.settings import ARGUMENTS, TUNED
@@ -188,11 +190,10 @@ def _squares_after_a_fall(**options: Any) -> float:
     return float(slot.numpy().astype(np.float64).mean())
 
 
-def _step_of(**options: Any) -> Callable[[], None]:
-    variable = gpuopt.Variable(np.ones(_FEW, np.float32))
+def _step_of(**options: Any) -> Step:
     gradient = np.random.default_rng(0).standard_normal(_FEW, np.float32)
-    optimizer = gpuopt.AdamOptimizer(_RATE, **options)
-    return lambda: optimizer.apply_gradients([(gradient, variable)])
+    make = partial(gpuopt.AdamOptimizer, _RATE, **options)
+    return make_our_step(make, [np.ones(_FEW, np.float32)], [[gradient]])
 
 
 OFFERS = (

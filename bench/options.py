@@ -45,7 +45,7 @@ def _offer_options() -> Iterator[Offer]:
             {
                 "gpuopt": _with(_adam_w, clip_norm=_CLIP_NORM, averages=_averages),
                 "plain Adam": _with(_adam),
-                "apply after it": partial(_step_and_average, clip_norm=_CLIP_NORM),
+                "apply after it": partial(_by_hand, clips=False),
             },
             partial(_torch_clipped, "torch clip, AdamW fused, lerp", averaged=True),
         )
@@ -59,7 +59,7 @@ def _offer_options() -> Iterator[Offer]:
             {
                 "gpuopt": _with(_adam_w, clip_norm=_CLIP_NORM),
                 "without clipping": _with(_adam_w),
-                "clip_by_global_norm": _clip_and_step,
+                "clip_by_global_norm": partial(_by_hand, clips=True),
             },
             partial(_torch_clipped, "torch clip_grad_norm_, fused", averaged=False),
         )
@@ -182,27 +182,21 @@ def _step_of_type(dtype: Any, options: dict[str, Any], gradients: Sequence[Any])
     return _with(_adam, **options)([gradient.astype(dtype) for gradient in gradients])
 
 
-def _step_and_average(gradients: Sequence[Any], **options: Any) -> Step:
+def _by_hand(gradients: Sequence[Any], clips: bool) -> Step:
+    """Makes a step of AdamW that clips or averages by a call of its own."""
     variables = [gpuopt.Variable(np.ones_like(gradient)) for gradient in gradients]
-    optimizer, averages = _adam_w(**options), _averages()
-    pairs = list(zip(gradients, variables, strict=True))
+    optimizer = _adam_w(clip_norm=None if clips else _CLIP_NORM)
+    averages = _averages()
 
-    def step() -> None:
-        optimizer.apply_gradients(pairs)
+    def step_and_average() -> None:
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
         averages.apply(variables)
 
-    return step
-
-
-def _clip_and_step(gradients: Sequence[Any]) -> Step:
-    variables = [gpuopt.Variable(np.ones_like(gradient)) for gradient in gradients]
-    optimizer = _adam_w()
-
-    def step() -> None:
+    def clip_and_step() -> None:
         clipped, _ = gpuopt.clip_by_global_norm(gradients, _CLIP_NORM)
         optimizer.apply_gradients(list(zip(clipped, variables, strict=True)))
 
-    return step
+    return clip_and_step if clips else step_and_average
 
 
 def _torch_clipped(title: str, gradients: Sequence[np.ndarray], averaged: bool) -> dict[str, Step]:

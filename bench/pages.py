@@ -20,6 +20,7 @@ from bench.harness import RESULTS, ROOT
 from bench.targets import Target, find_measured
 from bench.workloads import TARGETS
 from gpuopt.bench.results import Results, Run, Times, describe_run, read_results, three_digits
+from gpuopt.bench.results import list_curves as find_curves
 from gpuopt.bench.workloads import list_tasks
 
 _END = "<!-- to here -->\n"
@@ -275,20 +276,15 @@ FLAT = 2.0
 
 
 def list_curves(results: Results) -> dict[str, list[Run]]:
-    """Returns the runs of each curve, from the smallest on.
+    """Returns the runs of each curve.
 
     Raises:
         ValueError: a curve is not there, as in results without `--growth`.
     """
-    curves: dict[str, list[Run]] = {name: [] for name in pictures.CURVES}
-    for run in results.runs.values():
-        if run.curve is not None:
-            curves[run.curve].append(run)
-    for name, runs in curves.items():
-        if len(runs) < 2:
-            raise ValueError(f"the results have {len(runs)} runs of the curve {name!r}")
-        runs.sort(key=lambda run: run.at or 0)
-    return curves
+    found = {name.partition("/")[0]: runs for name, runs in find_curves(results.runs).items()}
+    if missing := pictures.CURVES.keys() - found.keys():
+        raise ValueError(f"the results have no curve {min(missing)!r}")
+    return {name: found[name] for name in pictures.CURVES}
 
 
 def find_flat(costs: Sequence[float]) -> tuple[int, int, int]:

@@ -152,7 +152,7 @@ def test_a_flat_part_ends_where_the_cost_is_more() -> None:
 def test_results_without_growth_are_refused() -> None:
     results = read_results(find_files("growth")[0])
     runs = {name: replace(run, curve=None) for name, run in results.runs.items()}
-    with pytest.raises(ValueError, match="0 runs of the curve 'parameters'"):
+    with pytest.raises(ValueError, match="no curve 'height'"):
         list_curves(replace(results, runs=runs))
 
 
