@@ -269,7 +269,8 @@ struct LateTable {
   long long weights;
   // The address of powers of the slots' decays, float64 [num_slots, NUM_POWERS].
   long long powers;
-  // The address of the tolerance, epsilon, and the scalars of rows without a gradient.
+  // The address of the last step's key of random bits, the tolerance, epsilon, and the scalars of
+  // rows without a gradient.
   long long numbers;
   // The address of what makes sums one step earlier, float64.
   long long one_earlier;
