@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Unpack
 
-import fake_cupy
 import numpy as np
 import pytest
 from each_device import variable_on
@@ -36,23 +35,6 @@ def _is_known(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture)
     register(monkeypatch)
     yield
     assert "cannot build" not in caplog.text
-
-
-@pytest.fixture(
-    params=[
-        "host",
-        pytest.param("emulated", marks=pytest.mark.emulator),
-        pytest.param("gpu", marks=pytest.mark.gpu),
-    ]
-)
-def xp(request: pytest.FixtureRequest) -> Any:
-    """The module of a device's arrays."""
-    if request.param == "host":
-        return np
-    if request.param == "emulated":
-        request.getfixturevalue("emulated_gpus")
-        return fake_cupy
-    return pytest.importorskip("cupy")
 
 
 # What one optimizer does with smoothed gradients is what it does without by means.
