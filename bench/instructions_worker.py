@@ -90,7 +90,7 @@ def _list_kernels() -> Iterator[tuple[str, Kernel, int]]:
             kernel = kernels.dense_update(rule, "float32", has_groups=has_groups)
             yield name, kernel, _pack("float32")
     everything = scaled(averaged(decayed(adam)))
-    if not everything.is_clipped:  # before f44cee1f, `scaled` clips, too
+    if not getattr(everything, "is_clipped", True):  # before f44cee1f, `scaled` clips, too
         everything = clipped(everything)
     of_late = inspect.signature(kernels.bring_up_rows).parameters
     late = [adam] * (len(of_late) - 2)  # one before 9a807ace

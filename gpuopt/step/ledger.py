@@ -229,7 +229,12 @@ class Ledger:
 
     def may_take_back(self, number: object) -> bool:
         """See `LateErrors`."""
-        return any(each is number for some in self.books.promises for each in some.undo.numbers)
+        # Not by a generator: Ctrl-C in one that `any` has left is lost.
+        for promise in self.books.promises:
+            for each in promise.undo.numbers:
+                if each is number:
+                    return True
+        return False
 
     def settle(self) -> None:
         """Waits for all promises and assigns the numbers that steps change; raises late errors."""
