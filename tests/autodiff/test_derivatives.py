@@ -188,13 +188,12 @@ class Problem:
         return total
 
     def variables(self) -> list[Variable]:
-        variables = [Variable(value) for value in self.values]
+        # Strides matter for order="K".
+        variables = [Variable(value.copy("K"), copy=False) for value in self.values]
         for variable, value in zip(variables, self.values, strict=True):
             array = self.put(value)
             if type(array) is not np.ndarray:
                 variable._array, variable.device = array, Device("gpu")
-            else:
-                variable._array = value.copy("K")  # its strides matter for order="K"
         return variables
 
     def gradients(self, variables: list[Variable] | None = None) -> list[Any]:

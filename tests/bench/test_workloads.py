@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
-from bench import step_path
 from bench.harness import Workload, take_samples
 from bench.workloads import TARGETS, offer_host_workloads
 from gpuopt.bench.contenders import Contender, compiled_as_now
@@ -27,10 +24,7 @@ def test_only_workloads_whose_names_match_are_offered() -> None:
     assert not list(offer_host_workloads("momentum*"))
 
 
-def test_a_workload_has_the_contenders_of_its_targets(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(step_path, "_VARIABLES", 5)
+def test_a_workload_has_the_contenders_of_its_targets() -> None:
     for offer in offer_host_workloads("step_*"):
         workload = offer.make()
         assert {target.against for target in offer.targets} < workload.contenders.keys()

@@ -242,11 +242,10 @@ def test_steps_go_on_while_a_report_waits_for_a_gpu() -> None:
 def test_a_copy_is_larger_than_caches_are(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     copyto = np.copyto
-    monkeypatch.setattr(cpu, "_COPIED_BYTES", 2**16)
-    monkeypatch.setattr(cpu, "read_cache_bytes", lambda: 2**20)
+    monkeypatch.setattr(cpu, "read_cache_bytes", lambda: 65 * 2**20)
     monkeypatch.setattr(np, "copyto", lambda to, of: (sizes.append(of.nbytes), copyto(to, of)))
     assert backend_for(Device.cpu).measure_copy() > 0
-    assert set(sizes) == {2**20}
+    assert set(sizes) == {65 * 2**20}
 
 
 @pytest.mark.emulator

@@ -228,9 +228,10 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_ended(tmp_path: Path) 
 
 def test_values_that_wait_for_their_variables_are_swapped_when_attached(tmp_path: Path) -> None:
     optimizer, w = trained()
-    path = optimizer.swapping_saver().save(tmp_path / "model")
-    expected = w.numpy(), optimizer.averages.average(w).numpy()
-    del optimizer, w
+    average, lone = optimizer.averages.average(w), Variable([1.0], name="no partner")
+    path = optimizer.swapping_saver([w, average, lone]).save(tmp_path / "model")
+    expected = w.numpy(), average.numpy()
+    del optimizer, w, average, lone
     anchor = Variable([1.0], name="anchor")
     optimizer = averaged()
     optimizer.averages.track([anchor])
@@ -243,7 +244,7 @@ def test_values_that_wait_for_their_variables_are_swapped_when_attached(tmp_path
     optimizer.averages.track([w])
     average = optimizer.averages.average(w)
     saver = optimizer.swapping_saver([Variable([1.0], name="no partner")])
-    saver._waiting = load_file(path)
+    saver.restore(path, deferred=True)
     with pytest.raises(ValueError, match='"w" is to be saved, and its average'):
         saver.attach({"w": w})
     saver.attach({"w": w, "w/ExponentialMovingAverage": average})
