@@ -535,7 +535,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
     def get_slot(self, var: Any, name: str) -> Variable | None:
         """Returns the slot variable `name` of `var`, or None if it was never created.
 
-        With `slot_bits=8` it is a `CodedSlot`, which type checkers are not told: it reads as
+        With `slot_bits=8` it is a `CodedSlot`, though its type here is Variable: it reads as
         float32, takes `assign`, and has the Variables `codes` and `scales`.
         """
         codecs, variable = self.options.codecs, as_variable(var)

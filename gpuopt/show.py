@@ -155,7 +155,9 @@ def _options(words: Sequence[str], made: type[Any]) -> dict[str, Any]:
         if has_value:
             given[name] = _value(value)
         elif name in options():
-            given[name] = _alone(name)
+            if (alone := _alone(name)) is None:
+                raise ShowError(f"--{name.replace('_', '-')} needs a value")
+            given[name] = alone
         else:
             given[name] = _NUMBER if name in hyperparameters_of(made) else True
     return given

@@ -423,7 +423,7 @@ class Backend(Protocol):
                 share memory with each other and with what is written.
             scalars: The rule's scalars in the compute type of the variables' dtype: those of each
                 group of the plan.
-            record: What the device knows of the call.
+            record: See `StepRecord`.
             version: Of the gradients, from the plan's `accept`; None if unknown.
             kept: What owns memory that the plan borrows: see `enter_update`.
         """
@@ -449,7 +449,7 @@ class Backend(Protocol):
                 each group of the updates.
             other_rows: A rule with the same slots that updates rows without a gradient, by a
                 gradient of 0; None if they stay, or catch up later.
-            record: What the device knows of the call.
+            record: See `StepRecord`.
             kept: What owns memory that the plan borrows: see `enter_update`.
         """
 

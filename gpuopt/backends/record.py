@@ -1,4 +1,4 @@
-"""What a device knows of one call: the argument that a step's updates have in common there."""
+"""The record of one call on one device: an argument of each update there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class StepRecord(NamedTuple):
-    """What a device has found out about a call, in its memory; the host has not waited for it.
+    """Results of measuring a call's gradients, in a device's memory; the host has not waited.
 
     Attributes:
         refused: From `RowFlags.new`, or a loss scale after the step: updates that find it set write

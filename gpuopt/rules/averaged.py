@@ -10,7 +10,7 @@ from gpuopt.rules.stage import Stage
 from gpuopt.rules.staged import StagedRule, staged
 from gpuopt.rules.update_rule import UpdateRule, update_rule
 
-# One less the weight of the old average.
+# The weight of the new value: 1 minus that of the old average.
 AVERAGE_WEIGHT = "average_weight"
 
 

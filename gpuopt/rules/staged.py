@@ -119,9 +119,9 @@ class StagedRule(UpdateRule):
 def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) -> StagedRule:
     """Returns a rule with one more stage.
 
-    Slots of stages come before those of the rule, because slots of rows must be last, and among
-    them those of later stages first, because averages must be: in whichever order stages are given.
-    Scalars come after those of `base`.
+    Slots of averages come first, then those of other stages, the later stage first, and then those
+    of the rule, of which slots of rows are the last; the order in which stages are given does not
+    matter. Scalars come after those of `base`.
 
     Args:
         base: A rule, which may have stages.

@@ -1,6 +1,6 @@
 """Master copies of 16-bit variables: a write to one of the two goes to the other.
 
-A copy belongs to the state of the optimizer that keeps it. Here a state is only told from others.
+A copy belongs to the state of the optimizer that keeps it. This module only compares states.
 """
 
 from __future__ import annotations

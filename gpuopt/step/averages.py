@@ -36,7 +36,7 @@ class AverageWeights:
 
         Args:
             weights: One for each count of steps that GPUs may choose, the largest count first.
-            records: What devices know of the step: averages on one that refuses it stay.
+            records: By device: averages on one that refuses the step stay as they are.
         """
         self._weights = weights
         self._records = records
@@ -224,7 +224,7 @@ class StepAverages:
             variables: What the step has updated.
             values: See `MovingAverages.start`.
             of_counts: These averages, for each count of steps that a GPU may have.
-            records: What devices know of the step.
+            records: By device; see `StepRecord`.
         """
         weights = AverageWeights([1 - each._decay for each in of_counts], records)
         self._moving.move(variables, values, weights)

@@ -36,7 +36,7 @@ from gpuopt.variables.identity import Identity
 
 CLIP_NORM: Final = "clip_norm"
 CLIP_VALUE: Final = "clip_value"
-# How None is kept.
+# In the place of None.
 NO_LIMIT = np.float32(np.inf)
 
 # By TensorFlow's formula.
@@ -223,8 +223,8 @@ class StepClips:
             norms: See `Measured`.
             shown: Those of them that were asked for.
             bounds: The largest element, by the same numbers.
-            num_groups: The number of parameter groups, with the one of all other variables. Behind
-                these stand others whose gradients are theirs, too.
+            num_groups: The number of parameter groups, with the one of all other variables. A
+                larger number is that of a variant of a group: see `RuleOptimizer`.
             unscale: See `ClipLimits`.
         """
         self._clips = clips
@@ -246,7 +246,7 @@ class StepClips:
     def measure(
         self,
         parts: Sequence[tuple[ClippedPart, Batch]],
-        flags: Mapping[Device, StepRecord],
+        given: Mapping[Device, StepRecord],
         copies: Copies,
         sums_inputs: bool,
     ) -> Mapping[Device, StepRecord]:
@@ -254,7 +254,7 @@ class StepClips:
 
         Args:
             parts: All gradients of the step, with what updates them.
-            flags: By device, the row flags that kernels read.
+            given: By device, the records before this; they have row flags alone.
             copies: See `StepRequest`.
             sums_inputs: Whether the rules' sums are computed, too, where possible.
 
@@ -263,7 +263,7 @@ class StepClips:
         """
         self._sums_inputs = sums_inputs
         if not self._most:
-            return flags
+            return given
         decision = self.decision
         is_double = np.float64 in [batch.real for _, batch in parts]
         backends = {batch.device: batch.backend for _, batch in parts}
@@ -272,14 +272,14 @@ class StepClips:
             copies = Copies()
         are_alike = copies.devices_are_alike
         if decision is not None:  # a GPU does not know of rows that another one has refused
-            are_alike &= self.deciding in backends and flags.keys().isdisjoint(backends)
+            are_alike &= self.deciding in backends and given.keys().isdisjoint(backends)
         # There are no other sums to be joined with those of a device.
         is_alone = are_alike or (len(backends) == 1 and self.deciding in (None, *backends))
         num_copies = 1 if are_alike else copies.number
         self._num_alike = copies.number if are_alike else 1
         limits = ClipLimits(self._most, self._clips.form, is_double, self._unscale, num_copies)
         knows_scale = is_alone or bool(self._unscale)
-        records = {} if decision is not None else dict(flags)
+        records = {} if decision is not None else dict(given)
         sums, of_rules = [], {}
         for device, backend in backends.items():
             here = [each for each in parts if each[1].device == device]
@@ -289,7 +289,7 @@ class StepClips:
                 for each in here
                 if each[0].is_sparse and self._norm_of(each[1].scalar_groups[0]) != _NONE
             ]
-            refused = flags[device].refused if device in flags else None
+            refused = given[device].refused if device in given else None
             with backend.enter():
                 if is_alone:
                     own = None if decision is None else self._decision_on(device, decision)
@@ -305,8 +305,8 @@ class StepClips:
             joined = self._join(sums, self.deciding or home, backends, limits)
             for device, record in joined.items():
                 refused = record.refused
-                if decision is None and device in flags:
-                    refused = flags[device].refused
+                if decision is None and device in given:
+                    refused = given[device].refused
                 own_sums = of_rules.get(device, {})
                 records[device] = record._replace(refused=refused, sums=own_sums)
         self._clips.measured = Measured(records[home].factors, home, is_double, self._shown)
@@ -326,7 +326,7 @@ class StepClips:
     def _join(
         self, sums: Sequence[Any], home: Device, devices: Iterable[Device], limits: ClipLimits
     ) -> dict[Device, StepRecord]:
-        """Has one device join the sums of all, and decide, and tells the others."""
+        """Joins the sums of all on one device, which decides; returns the records of all."""
         brought = [to_device(each, home) for each in sums]
         clips = backend_for(home).clips
         with backend_for(home).enter():
@@ -340,7 +340,7 @@ class StepClips:
         return records
 
     def look(self, device: Device, record: StepRecord) -> Measurement:
-        """Says what the norms tell of the gradients; the host waits for them.
+        """Returns whether gradients are finite, as far as norms show it; the host waits for them.
 
         Args:
             device: One that has updates.
@@ -379,7 +379,7 @@ class StepClips:
             groups: The numbers of the parameter groups that scalars are given for; if a GPU has
                 decided about the step, for one count of steps after the other.
             scalars: The rule's.
-            record: What the batch's device knows of the step.
+            record: Of the batch's device: see `StepRecord`.
         """
         factors, real = record.factors, batch.real
         staged = self.stages_around(rule)

@@ -29,6 +29,7 @@ def undoable(finish: Finish) -> Finish:
     not marked waits for the GPU's check. The mark belongs to the function, so a step waits if a
     subclass overrides `_finish` without marking it.
     """
+    # Not True: `functools.wraps` copies the mark to a function that may do more.
     finish.__dict__["is_undoable"] = finish
     return finish
 

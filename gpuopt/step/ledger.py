@@ -138,7 +138,7 @@ class Ledger:
 
     @property
     def records(self) -> dict[Device, StepRecord]:
-        """By device, the flags that this thread's kernels must read before they write."""
+        """By device, records with the flags that this thread's kernels read before they write."""
         if self._thread != get_ident():
             return {}
         return {device: StepRecord(flag) for device, flag in self.flags.items()}

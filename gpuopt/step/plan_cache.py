@@ -1,4 +1,4 @@
-"""What an optimizer keeps from step to step of variables that it updates together."""
+"""An optimizer's caches, keyed by lists of variables that are updated together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PlanCache:
 
     Attributes:
         groups: The cache of groups of variables that were updated together.
-        steps: The cache of what steps of the same variables have in common.
+        steps: The cache of plans of whole steps.
         misuse: Warns of calls that train wrongly, by the groups that are new.
     """
 

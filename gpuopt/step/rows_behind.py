@@ -44,8 +44,8 @@ class TableBehind:
         self._identity = weakref.ref(identity)
         self._plan, self._backend, self._real = batch.plan, batch.backend, batch.real
         self._late_rows = batch.backend.late_rows
-        # One step, or one who brings rows up to date, at a time. Taken inside the gate, together
-        # with the device's.
+        # Held by a step, or while rows are brought up to date. Taken inside the gate, together with
+        # the device's.
         self._lock = Lock(f'the rows of "{identity.name}" that are behind')
         self._locks = (*batch.backend.locks, self._lock)
         self._catch_up: CatchUp | None = None
@@ -82,7 +82,7 @@ class TableBehind:
     def bring_up(self, rows: Any = None) -> None:
         self.bring_up_alone(rows)
         identity = self._identity()
-        # Of copies, the same rows: so they have made the same steps at once, and agree to the bit.
+        # The same rows of all copies, so that these always agree to the bit.
         for reference in () if identity is None else identity.copies:
             copy = reference()
             if copy is not None and isinstance(copy.behind, TableBehind):

@@ -60,7 +60,7 @@ class RuleUpdates(Updates):
     """The updates of one step by rules."""
 
     # Here, because setting each in `__init__` takes time.
-    _numbers = StepNumbers({}, None, ())
+    numbers = StepNumbers({}, None, ())
     # For each count of steps: see `decide_on_gpu`.
     _of_counts: Sequence[StepNumbers] = ()
     clips: StepClips | None = None
@@ -72,7 +72,7 @@ class RuleUpdates(Updates):
     is_followed = False
     unscaled_by: float | None = None
     has_rows_on_a_gpu = False
-    # What devices know of the step, as far as updates must read it.
+    # By device, for those whose updates must read one.
     records: Mapping[Device, StepRecord] = MappingProxyType({})
 
     def __init__(self, optimizer: RuleOptimizer, request: StepRequest) -> None:
@@ -343,8 +343,8 @@ class RuleUpdates(Updates):
         if optimizer.options.stages:
             state, options = optimizer.state, optimizer.options.stages
             stages = [(option, option.scalars_of_next_step(state)) for option in options]
-        self._numbers = StepNumbers(scalars, averages, stages)
-        self._of_counts = [self._numbers]
+        self.numbers = StepNumbers(scalars, averages, stages)
+        self._of_counts = [self.numbers]
 
     def fix_scalars_anew(self) -> None:
         """Repeats `fix_scalars`, with the numbers that this thread reads now."""
@@ -425,13 +425,13 @@ class RuleUpdates(Updates):
             for part in self._parts:
                 for position in part.require_group().constrained:
                     apply_constraint(part.given[position])
-        averages, variables = self._numbers.averages, self._averaged_alone()
+        averages, variables = self.numbers.averages, self._averaged_alone()
         if averages is None or not variables:
             return
         values: Sequence[Variable] = variables
         if self._optimizer.options.codecs.masters is not None:
             values = [master_or_own(self._optimizer.state, each) for each in variables]
-        if self.gpu_decides is None:  # else there are all
+        if self.gpu_decides is None:  # else none is missing: see `deciding_gpu`
             averages.start(variables, values)
         every = [each.averages for each in self._of_counts if each.averages is not None]
         averages.follow(variables, values, every, self.records)
@@ -503,7 +503,7 @@ class RuleUpdates(Updates):
         return last or min(devices, key=lambda device: device.index)
 
     def _averages_follow_the_count(self) -> bool:
-        """Whether the count of steps says how averages are moved: they are there already."""
+        """Whether the step's averages depend on the count of steps alone, and none is missing."""
         following = self._optimizer.options.averages
         if following is None:
             return True
@@ -513,11 +513,6 @@ class RuleUpdates(Updates):
     def _averaged_alone(self) -> list[Variable]:
         """Returns the variables whose average is not moved by their rule."""
         return [v for part in self._parts if not part.is_averaged for v in part.variables()]
-
-    @property
-    def numbers(self) -> StepNumbers:
-        """The numbers of the updates: for `decide_on_gpu`."""
-        return self._numbers
 
     def decide_on_gpu(
         self,

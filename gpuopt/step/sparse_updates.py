@@ -51,7 +51,7 @@ def apply_sparse(
         numbers: The parameter groups that `scalars` are for.
         scalars: The rule's: one for each of `numbers`, and again for each count of steps that a GPU
             may have reached.
-        record: What their device knows of the call.
+        record: Of their device: see `StepRecord`.
         kept: What must live until the update is done.
     """
     other_rows = optimizer.rule_of_other_rows

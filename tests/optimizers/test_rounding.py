@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from each_device import variable_on
 from every_optimizer import configurations, make
+from restored_runs import Run, check_a_restored_run
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
@@ -147,22 +148,11 @@ def test_a_restored_run_goes_on_to_the_bit(by_saver: bool, is_made: bool, tmp_pa
     def adam() -> Any:
         return gpuopt.AdamOptimizer(0.01, stochastic_rounding=SEED)
 
-    w, optimizer = Variable(normal(0, (300,)), name="w"), adam()
-    for seed in range(3):
-        step(optimizer, w, seed)
-    path = gpuopt.Saver({"w": w}, optimizers=[optimizer]).save(str(tmp_path / "model"))
-    kept, state = w.numpy(), optimizer.state_dict({"w": w})
-    step(optimizer, w, 3)
-    other, restored = Variable(np.zeros(300, BFLOAT16), name="w"), adam()
-    if is_made:
-        step(restored, other, 9)
-    if by_saver:
-        gpuopt.Saver({"w": other}, optimizers=[restored]).restore(path)
-    else:
-        restored.load_state_dict(state, {"w": other})
-        other.assign(kept)
-    step(restored, other, 3)
-    np.testing.assert_array_equal(other.numpy(), w.numpy())
+    run, other = (
+        Run(Variable(start, name="w"), adam())
+        for start in (normal(0, (300,)), np.zeros(300, BFLOAT16))
+    )
+    check_a_restored_run(run, other, step, tmp_path, by_saver=by_saver, is_made=is_made)
 
 
 @pytest.mark.parametrize("seeds", [(None, SEED), (SEED, None)], ids=["begins", "ends"])

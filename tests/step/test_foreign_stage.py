@@ -18,6 +18,7 @@ import pytest
 from each_device import variable_on
 from fuzzing.noise_model import ETA, GAMMA, SEED, noise
 from gradient_noise import GradientNoise, register
+from restored_runs import Run, check_a_restored_run
 from stages import STAGES
 
 import gpuopt
@@ -238,22 +239,11 @@ def test_a_restored_run_goes_on_to_the_bit(
         values = xp.asarray(drawn(seed, (len(ROWS), 20)))
         optimizer.apply_gradients([(gpuopt.IndexedSlices(values, xp.asarray(ROWS)), variable)])
 
-    w, optimizer = variable_on(xp, drawn(0, TABLE), name="w"), adam()
-    for seed in range(3):
-        step(optimizer, w, seed)
-    path = gpuopt.Saver({"w": w}, optimizers=[optimizer]).save(str(tmp_path / "model"))
-    kept, state = w.numpy(), optimizer.state_dict({"w": w})
-    step(optimizer, w, 3)
-    other, restored = variable_on(xp, np.zeros(TABLE, np.float32), name="w"), adam()
-    if is_made:
-        step(restored, other, 9)
-    if by_saver:
-        gpuopt.Saver({"w": other}, optimizers=[restored]).restore(path)
-    else:
-        restored.load_state_dict(state, {"w": other})
-        other.assign(kept)
-    step(restored, other, 3)
-    np.testing.assert_array_equal(other.numpy(), w.numpy())
+    run, other = (
+        Run(variable_on(xp, start, name="w"), adam())
+        for start in (drawn(0, TABLE), np.zeros(TABLE, np.float32))
+    )
+    check_a_restored_run(run, other, step, tmp_path, by_saver=by_saver, is_made=is_made)
 
 
 @pytest.mark.parametrize("begins", [False, True])
@@ -374,7 +364,7 @@ def test_hooks_that_know_no_stage_refuse_it() -> None:
 
     w = gpuopt.Variable(np.ones(3, np.float32))
     optimizer = Own(0.1, **NOISE)
-    with pytest.raises(NotImplementedError, match="no such stage: leave gradient_noise out"):
+    with pytest.raises(NotImplementedError, match="no such stage; leave gradient_noise out"):
         optimizer.apply_gradients([(np.ones(3, np.float32), w)])
 
 

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import numpy as np
 import pytest
 from each_device import variable_on
+from restored_runs import Run, check_a_restored_run
 from smoothed_gradient import SmoothedGradient, register
 from stages import STAGES
 
@@ -156,23 +157,12 @@ def test_a_restored_run_goes_on_to_the_bit(
         values = xp.asarray(drawn(seed, (len(ROWS), 20)))
         optimizer.apply_gradients([(gpuopt.IndexedSlices(values, xp.asarray(ROWS)), variable)])
 
-    w, optimizer = variable_on(xp, drawn(0, TABLE), name="w"), adam()
-    for seed in range(3):
-        step(optimizer, w, seed)
-    path = gpuopt.Saver({"w": w}, optimizers=[optimizer]).save(str(tmp_path / "model"))
-    kept, state = w.numpy(), optimizer.state_dict({"w": w})
-    step(optimizer, w, 3)
-    other, restored = variable_on(xp, np.zeros(TABLE, np.float32), name="w"), adam()
-    if is_made:
-        step(restored, other, 9)
-    if by_saver:
-        gpuopt.Saver({"w": other}, optimizers=[restored]).restore(path)
-    else:
-        restored.load_state_dict(state, {"w": other})
-        other.assign(kept)
-    step(restored, other, 3)
-    np.testing.assert_array_equal(other.numpy(), w.numpy())
-    means = [each.get_slot(v, "mean").numpy() for each, v in ((restored, other), (optimizer, w))]
+    run, other = (
+        Run(variable_on(xp, start, name="w"), adam())
+        for start in (drawn(0, TABLE), np.zeros(TABLE, np.float32))
+    )
+    check_a_restored_run(run, other, step, tmp_path, by_saver=by_saver, is_made=is_made)
+    means = [each.optimizer.get_slot(each.variable, "mean").numpy() for each in (other, run)]
     np.testing.assert_array_equal(*means)
 
 

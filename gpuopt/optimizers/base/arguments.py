@@ -162,9 +162,10 @@ class DecayAdditions(Additions, total=False):
     decay_variables: Annotated[
         DecayVariables,
         Option(alone=MATRICES),
-        'Which variables decay, by default all. "matrices" are those of two or more dimensions; a '
-        "function of a Variable returns True or False, and is called once for each. Others "
-        "are updated with a `weight_decay` of 0, also in a group that has one.",
+        "Which variables decay, by default all, where there is a `weight_decay`. "
+        '"matrices" are those of two or more dimensions; a function of a Variable returns True or '
+        "False, and is called once for each. Others are updated with a `weight_decay` of 0, also "
+        "in a group that has one.",
     ]
 
 
@@ -218,7 +219,7 @@ def given_options(ours: Mapping[str, Any], groups: Iterable[ParameterGroup]) -> 
     """Returns the options that an optimizer or a group of it has, with what each declares.
 
     Args:
-        ours: The values of all, checked.
+        ours: The values of all, as they were given.
         groups: The optimizer's.
     """
     of_groups = {name for group in groups for name in group.hyperparameters}
@@ -227,6 +228,7 @@ def given_options(ours: Mapping[str, Any], groups: Iterable[ParameterGroup]) -> 
         name: mark
         for name, mark in marks.items()
         if name in of_groups
+        # Only a default that is text or a number is compared: a given value may be an array.
         or not (ours[name] is mark.default or (mark.default and ours[name] == mark.default))
     }
 
@@ -289,6 +291,7 @@ class FullSignature:
                     default=_default(name, owner),
                     annotation=annotation,
                 )
+                # In the order of `hints`, with the types that it has.
                 for name, annotation in (hints | more | hints).items()
             ]
         return signature.replace(parameters=parameters)

@@ -13,7 +13,7 @@ from gpuopt.state.state import State
 
 
 class CopiedByHyperparameters(CopiedByConstructor):
-    """The part of a `RuleOptimizer` that tells a copy, or a reader, what has been set."""
+    """The part of a `RuleOptimizer` that copies and prints the settings as they are now."""
 
     state: State
     hyperparameters: Hyperparameters

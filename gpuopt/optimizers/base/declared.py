@@ -64,7 +64,7 @@ class AllDigits:
 
 
 class Option(NamedTuple):
-    """Marks an argument of all optimizers, which `Additions` lists.
+    """Marks an argument of `Additions` or `DecayAdditions`.
 
     Attributes:
         default: Its value if it is not given.
@@ -263,7 +263,7 @@ def declared_among(types: Mapping[str, Any]) -> dict[str, Declared]:
             given, *items = get_args(annotation)
             is_hyperparameter = given in (Hyperparameter, Hyperparameter | None)
             limits = next((each for each in items if isinstance(each, Range)), None)
-            option = next((each for each in items if is_option(each)), None)
+            option = next((each for each in items if _is_option(each)), None)
             meaning = " ".join(each for each in items if isinstance(each, str))
             meaning = meaning or getattr(option, "meaning", "")
             has_all_digits = any(each is AllDigits for each in items)
@@ -271,7 +271,7 @@ def declared_among(types: Mapping[str, Any]) -> dict[str, Declared]:
     return found
 
 
-def is_option(mark: Any) -> bool:
+def _is_option(mark: Any) -> bool:
     return isinstance(mark, Option) or (isinstance(mark, type) and issubclass(mark, StageOption))
 
 

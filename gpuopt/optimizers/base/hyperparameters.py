@@ -113,7 +113,7 @@ class Hyperparameters(Mapping[HyperparameterName, Any]):
         Args:
             group: What the user gave.
             optimizer: The optimizer's class, for errors.
-            shared: The names of those that cannot be set where the group has none of its own.
+            shared: The names that a group can set only if it was given a value of its own.
 
         Raises:
             TypeError, ValueError: it names something else, or a value is refused.

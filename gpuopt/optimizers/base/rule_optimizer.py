@@ -121,7 +121,7 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
             named or read; "stepping" if they make the steps that they missed one by one.
         instead_of_all_rows: The optimizer that does the same for named rows alone, if there is one:
             a hint mentions it.
-        plans: What it keeps from step to step of variables that are updated together.
+        plans: The plans of variables that are updated together.
     """
 
     _unlisted = frozenset(
@@ -500,7 +500,7 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
             if option.by_hooks:
                 raise NotImplementedError(
                     f"{type(self).__name__} overrides a hook that updates one variable at a time, "
-                    f"{option.by_hooks}: leave {name} out"
+                    f"{option.by_hooks}; leave {name} out"
                 )
         updates = HookUpdates(self, request)
         self._grouping.check(updates.variables())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -150,22 +152,15 @@ def update_coded_rows(
 def update_late_coded_rows(
     rule: UpdateRule, other_rows: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, key: str
 ) -> Kernel:
-    more = {**types_of_codes(codecs), **_unnamed(rule, other_rows)}
-    return Kernel(
-        "update_late_coded_rows",
-        {
-            **_of_sorted_rows(coded_arrays(rule, codecs, storage), storage, key),
-            **given_scalars(rule, storage, True),
-            **_OF_LATE_TABLES,
-            "refused": REFUSED,
-        },
-        program(rule, storage, True, Key=CPP_TYPES[key], **more),
-        rule,
-        file="late_coded_rows.cu",
-        constants={**_OF_CATCH_UP, **OF_CODES, **_of_late_numbers(other_rows, storage)},
-        other_rows=other_rows,
-        codecs=codecs,
-    )
+    parameters = {
+        **_of_sorted_rows(coded_arrays(rule, codecs, storage), storage, key),
+        **given_scalars(rule, storage, True),
+        **_OF_LATE_TABLES,
+        "refused": REFUSED,
+    }
+    types = {"has_groups": True, "Key": CPP_TYPES[key]}
+    name = "update_late_coded_rows"
+    return _late_coded(name, parameters, types, rule, other_rows, codecs, storage)
 
 
 @cache
@@ -176,20 +171,10 @@ def bring_up_coded_rows(
     storage: Storage,
     index: str,
 ) -> Kernel:
-    more = {**types_of_codes(codecs), **_unnamed(rule, other_rows)}
-    return Kernel(
-        "bring_up_coded_rows",
-        {
-            "arrays": coded_arrays(rule, codecs, storage),
-            **_of_rows_brought_up(index),
-        },
-        program(rule, storage, has_groups=False, Index=CPP_TYPES[index], **more),
-        rule,
-        file="late_coded_rows.cu",
-        constants={**_OF_CATCH_UP, **OF_CODES, **_of_late_numbers(other_rows, storage)},
-        other_rows=other_rows,
-        codecs=codecs,
-    )
+    parameters = {"arrays": coded_arrays(rule, codecs, storage), **_of_rows_brought_up(index)}
+    types = {"has_groups": False, "Index": CPP_TYPES[index]}
+    name = "bring_up_coded_rows"
+    return _late_coded(name, parameters, types, rule, other_rows, codecs, storage)
 
 
 @cache
@@ -221,6 +206,29 @@ def _of_sorted_rows(arrays: Struct, storage: Storage, key: str) -> dict[str, Par
         "parts": Pointer(real_of(storage)),
         "row_width": INT64,
     }
+
+
+def _late_coded(
+    name: str,
+    parameters: Mapping[str, Parameter],
+    types: Mapping[str, Any],
+    rule: UpdateRule,
+    other_rows: UpdateRule,
+    codecs: tuple[Coded, ...],
+    storage: Storage,
+) -> Kernel:
+    """Returns a kernel of late_coded_rows.cu."""
+    more = {**types, **types_of_codes(codecs), **_unnamed(rule, other_rows)}
+    return Kernel(
+        name,
+        parameters,
+        program(rule, storage, **more),
+        rule,
+        file="late_coded_rows.cu",
+        constants={**_OF_CATCH_UP, **OF_CODES, **_of_late_numbers(other_rows, storage)},
+        other_rows=other_rows,
+        codecs=codecs,
+    )
 
 
 def _of_rows_brought_up(index: str) -> dict[str, Parameter]:
