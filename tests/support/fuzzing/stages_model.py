@@ -239,6 +239,7 @@ class Model:
             clipped = np.clip(given, -clip.value, clip.value) * clip.factor(norms[number])
             clipped = clipped + self._noise_of("gradient_noise", label, gradient)
             self._note_largest(label)
+            self._note_cancelled(label, summed[label], clipped)
             self._update(label, clipped, getattr(gradient, "indices", None), rates[label])
         for label in gradients if follows else ():
             value = self.values[label]
@@ -290,6 +291,18 @@ class Model:
         for name, array in arrays.items():
             now = float(np.abs(array).max(initial=0))
             self.largest[name] = max(self.largest.get(name, 0.0), now)
+
+    def _note_cancelled(self, label: str, given: np.ndarray, final: np.ndarray) -> None:
+        """Notes what a gradient's stages computed with, where their sum is smaller."""
+        if not (self.smooths or self.noise):
+            return
+        added = np.abs(final - given).max(initial=0)
+        largest = float(max(np.abs(given).max(initial=0), added))
+        of_squares = largest * float(np.abs(final).max(initial=0))
+        for slot in self.slots[label]:
+            name = f"{slot} of {label}"
+            noted = of_squares if slot in ("v", "rms", "accumulator") else largest
+            self.largest[name] = max(self.largest.get(name, 0.0), noted)
 
     def copied(self) -> Model:
         return copy.deepcopy(self)
