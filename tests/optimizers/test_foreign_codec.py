@@ -90,7 +90,11 @@ def test_a_step_is_that_of_float32_slots_which_the_codec_stores_after_it(
         for slot_name, slot in slots_of(ours, stored).items():
             float32 = theirs.get_slot(plain, slot_name).numpy()
             expected = as_stored(float32, per_block, by_rows=is_sparse)
-            np.testing.assert_array_equal(slot[updated], expected[updated], slot_name)
+            error = np.abs(slot - expected)[updated]
+            # Numbers between two codes may get either, then.
+            differs = error > rtol * np.abs(expected[updated])
+            assert np.mean(differs) <= (0.01 if ours.rule.sums else 0), slot_name
+            assert error.max() <= np.abs(expected).max() / 14, slot_name
 
 
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])

@@ -43,7 +43,6 @@ REFUSED = {
     ("loss_scale", "on_nonfinite"): "both decide",
     ("loss_scale", "growing_scale"): "around another one",
     ("on_nonfinite", "growing_scale"): "both decide",
-    ("slot_bits", "catch_up"): "cannot be had with slot_bits=8",
     ("masters", "rounding"): "stochastic_rounding=7 cannot be had with masters='float32'",
     ("remainders", "rounding"): "stochastic_rounding=7 cannot be had with masters='remainder'",
     ("slot_bits", "slot_dtype"): "slot_dtype='bfloat16' cannot be had with slot_bits=8",
