@@ -39,7 +39,8 @@ class Stage:
     """A stage of a step.
 
     Attributes:
-        name: One of `ORDER`. It is a prefix of the rule's name, as `decayed` in `decayed_adam`.
+        name: One of `ORDER`, an ASCII identifier. It is a prefix of the rule's name, as `decayed`
+            in `decayed_adam`.
         function: Its positional parameters are arrays: `var`, `grad`, `step`, one of `slots`, or,
             in stages of the gradient or the store, uint64: `number`, of each element in its
             variable, or `random`, a word of random bits for each, by `key`. Keyword-only parameters
@@ -64,6 +65,10 @@ class Stage:
     of_counts: bool = False
     is_measured: bool = False
     is_of_named_rows: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.name.isascii() and self.name.isidentifier()):
+            raise ValueError(f"a stage's name must be an ASCII identifier, not {self.name!r}")
 
     @computed_once
     def arrays(self) -> tuple[str, ...]:
@@ -155,7 +160,8 @@ class Stage:
             }
         if self.terms is not None:
             terms = {real.name: self._trace(self._terms_of, real) for real in REALS}
-        return EmittedStage(self.function.__name__, self.arrays, programs, terms)
+        # Several stages may have one function, or functions of one name, which may be a keyword.
+        return EmittedStage(f"run_{self.name}", self.arrays, programs, terms)
 
     def _terms_of(self, arrays: Mapping[str, Any], scalars: Mapping[str, Any]) -> Sequence[Any]:
         assert self.terms is not None

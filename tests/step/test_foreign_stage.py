@@ -27,6 +27,8 @@ from gpuopt.__main__ import main
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.device import Device
+from gpuopt.rules.stage import ORDER, Stage
+from gpuopt.step.options import STAGE_OPTIONS
 
 F = np.float32
 NOISE: dict[str, Any] = {GradientNoise.name: (ETA, GAMMA, SEED)}
@@ -366,6 +368,44 @@ def test_hooks_that_know_no_stage_refuse_it() -> None:
     optimizer = Own(0.1, **NOISE)
     with pytest.raises(NotImplementedError, match="no such stage; leave gradient_noise out"):
         optimizer.apply_gradients([(np.ones(3, np.float32), w)])
+
+
+def delete(grad: Any) -> None:  # a keyword of C++
+    grad *= grad.dtype.type(0.5)
+
+
+@pytest.mark.parametrize("limits", ["small", "large"])
+def test_two_stages_may_share_a_function(
+    limits: str, xp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Halved(GradientNoise):
+        name, counter, stage = "halved", "halvings", Stage("halved", delete)
+
+        def scalars(self, steps: int) -> dict[str, Any]:
+            return {}
+
+    class HalvedAgain(Halved):
+        name, stage = "halved_again", Stage("halved_again", delete)
+
+    order = [Halved.stage.name, *ORDER["gradient"], HalvedAgain.stage.name]
+    monkeypatch.setitem(ORDER, "gradient", order)
+    given: dict[str, Any] = {}
+    for each in (Halved, HalvedAgain):
+        monkeypatch.setitem(STAGE_OPTIONS, each.name, each)
+        given[each.name] = (0.0, 0.0, 0)
+    large = {"small": 10**9, "large": 0}[limits]
+    backend = CpuBackend(CpuLimits(small_elements=1, large_elements=large, elements_per_thread=64))
+    with backends.using(Device.cpu, backend):
+        w = variable_on(xp, np.ones(300, F))
+        optimizer = gpuopt.GradientDescentOptimizer(1.0, **given)
+        optimizer.apply_gradients([(xp.full(300, F(0.25)), w)])
+        np.testing.assert_array_equal(w.numpy(), F(1 - 0.25 / 4))
+
+
+@pytest.mark.parametrize("name", ["no-identifier", "größer", "2nd"])
+def test_names_of_stages_are_identifiers(name: str) -> None:
+    with pytest.raises(ValueError, match="must be an ASCII identifier"):
+        Stage(name, delete)
 
 
 @pytest.mark.contract
