@@ -85,12 +85,15 @@ class Copies(NamedTuple):
         return self.num_bytes / median(self.samples_ms) / 1e6
 
 
-def make_parser(prog: str, description: str | None, rounds: int) -> argparse.ArgumentParser:
-    """Makes the parser of a command that measures and writes results."""
+def make_parser(
+    prog: str, description: str | None, rounds: int | None = None
+) -> argparse.ArgumentParser:
+    """Makes the parser of a command that measures, perhaps in rounds, and writes results."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument(
-        "--rounds", type=_two_or_more, default=rounds, help="number of samples of each contender"
-    )
+    if rounds is not None:
+        parser.add_argument(
+            "--rounds", type=_two_or_more, default=rounds, help="samples of each contender"
+        )
     parser.add_argument(
         "--no-results", action="store_true", help="print the results, but do not write a file"
     )

@@ -14,22 +14,21 @@ import os
 import subprocess
 import sys
 import tempfile
-from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.against_commit import checkout
-from bench.harness import ROOT, name_file
-from gpuopt.atomic_file import replace_file
+from bench.harness import ROOT, Workload, make_parser, make_run, write_results
 from gpuopt.bench.machine import describe_commit
+from gpuopt.bench.results import Compiled, Figures, Run
 
 ARCHITECTURES = ["sm_90", "sm_75", "sm_80", "sm_100", "sm_120"]
-# The other commit's kernels, and this checkout's with contraction and as they are shipped.
-FORMS = ["theirs", "contracted", "shipped"]
+# This checkout's kernels as they would be with contraction.
+_CONTRACTED = "gpuopt, contracted"
 _SUPPORT = ROOT / "tests" / "support"
 # Of an access, by its width in bits.
 _BYTES = {"128": 16, "64": 8}
@@ -47,94 +46,118 @@ _OF_CALL = 10_000
 MOST_IN_MEAN, MOST_OF_ONE = {"contracted": 1.05, "shipped": 1.15}, 1.3
 
 
+class Kernel(NamedTuple):
+    """What a kernel is compiled to for one architecture.
+
+    Attributes:
+        theirs: The other commit's.
+        contracted: This checkout's with contraction.
+        shipped: This checkout's.
+    """
+
+    theirs: Compiled
+    contracted: Compiled
+    shipped: Compiled
+
+    def ratio(self, ours: Compiled) -> float:
+        """Returns the instructions of one form, divided by the other commit's."""
+        return ours.instructions_an_element / self.theirs.instructions_an_element
+
+
+# By name, and then by architecture.
+Kernels = Mapping[str, Mapping[str, Kernel]]
+
+
 def main() -> None:
     from bench import pages
 
-    parser = ArgumentParser(prog="bench.instructions", description=__doc__)
+    parser = make_parser("bench.instructions", __doc__)
     parser.add_argument("commit", metavar="COMMIT", help="the other commit")
     parser.add_argument(
         "--only", default="*", metavar="PATTERN", help="names of kernels, as in 'adam, *'"
     )
-    parser.add_argument(
-        "--no-results", action="store_true", help="print what is over its limit, and write no file"
-    )
     options = parser.parse_args()
-    measured: dict[str, Any] = {}
+    runs: dict[str, Run] = {}
     with checkout(options.commit) as other:
         against = describe_commit(other)
+        forms = {against: (other, True), _CONTRACTED: (ROOT, True), "gpuopt": (ROOT, False)}
         for architecture in ARCHITECTURES:
-            how = ((other, True), (ROOT, True), (ROOT, False))
-            for form, (folder, contracts) in zip(FORMS, how, strict=True):
-                counted = count(folder, options.only, architecture, contracts)
-                for name, numbers in counted.items():
-                    measured.setdefault(name, {}).setdefault(architecture, {})[form] = numbers
+            counted = {
+                form: count(folder, options.only, architecture, contracts)
+                for form, (folder, contracts) in forms.items()
+            }
+            # Some have no twin.
+            for name in [each for each in counted["gpuopt"] if each in counted[against]]:
+                compiled = {form: Figures({}, compiled=of[name]) for form, of in counted.items()}
+                runs[f"{name}/{architecture}"] = make_run(Workload(name, {}), compiled)
             print(f"compiled for {architecture}", flush=True)
-    # Some have no twin.
-    both = {name: each for name, each in measured.items() if len(each[ARCHITECTURES[0]]) > 2}
-    for miss, architecture in list_all_misses(both):
+    for miss, architecture in list_all_misses(read_kernels(runs)):
         print(f"{architecture}, {miss}")
     if not options.no_results:
-        commit = describe_commit(ROOT)
-        file = name_file(f"NVRTC against {against}", commit)
-        results = {"machine": "NVRTC", "commit": commit, "against": against, "workloads": both}
-        replace_file(file, f"{json.dumps(results, indent=1)}\n".encode())
+        file = write_results(runs, f"NVRTC against {against}", device="NVRTC")
         pages.write("instructions", [file])
 
 
-def find_ratio(kernel: Mapping[str, Any], form: str) -> float:
-    """Returns the instructions of a kernel on one architecture, divided by the other commit's."""
-    ours, theirs = (kernel[each]["instructions_an_element"] for each in (form, "theirs"))
-    return float(ours / theirs)
+def read_kernels(runs: Mapping[str, Run]) -> Kernels:
+    """Returns the kernels of results, whose runs are each a kernel for one architecture."""
+    kernels: dict[str, dict[str, Kernel]] = {}
+    for run_name, run in runs.items():
+        name, _, architecture = run_name.rpartition("/")
+        forms = [each.compiled for each in run.contenders.values() if each.compiled]
+        kernels.setdefault(name, {})[architecture] = Kernel(*forms)
+    return kernels
 
 
-def find_share_of_h200(counted: Mapping[str, Any]) -> float:
+def find_share_of_h200(compiled: Compiled) -> float:
     """Returns the instructions of an element, divided by what fits into its bytes' time."""
-    seconds = counted["bytes_an_element"] / _BYTES_PER_SECOND
-    return float(counted["instructions_an_element"] / (seconds * _INSTRUCTIONS_PER_SECOND))
+    seconds = compiled.bytes_an_element / _BYTES_PER_SECOND
+    return compiled.instructions_an_element / (seconds * _INSTRUCTIONS_PER_SECOND)
 
 
-def list_all_misses(workloads: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+def list_all_misses(kernels: Kernels) -> list[tuple[str, str]]:
     """Lists what is over its limit, with the architecture: of each kernel, and in the mean."""
     misses = [
         (f"{name}: {miss}", architecture)
-        for name, every in workloads.items()
+        for name, every in kernels.items()
         for architecture, kernel in every.items()
         for miss in list_misses(kernel, architecture)
     ]
-    for architecture in ARCHITECTURES if workloads else ():
+    for architecture in ARCHITECTURES if kernels else ():
         for form, most in MOST_IN_MEAN.items():
-            ratio = mean(find_ratio(every[architecture], form) for every in workloads.values())
+            of_form = (every[architecture] for every in kernels.values())
+            ratio = mean(kernel.ratio(getattr(kernel, form)) for kernel in of_form)
             if ratio > most:
                 misses.append((f"mean, {form}: instructions {ratio:.3f} times", architecture))
     return misses
 
 
-def list_misses(kernel: Mapping[str, Any], architecture: str) -> list[str]:
+def list_misses(kernel: Kernel, architecture: str) -> list[str]:
     """Lists what a kernel has more of on an architecture than its limits allow."""
-    theirs, ours = kernel["theirs"], kernel["shipped"]
-    misses = [f"spills {ours['spilled_bytes']} bytes"] if ours["spilled_bytes"] else []
+    theirs, ours = kernel.theirs, kernel.shipped
+    misses = [f"spills {ours.spilled_bytes} bytes"] if ours.spilled_bytes else []
     if _count_blocks(ours, architecture) < _count_blocks(theirs, architecture):
-        misses.append(f"registers {theirs['registers']} to {ours['registers']}")
+        misses.append(f"registers {theirs.registers} to {ours.registers}")
     for kind in ("loads", "stores"):
-        if _count_accesses(ours[kind]) > _count_accesses(theirs[kind]):
-            misses.append(f"{kind} {theirs[kind]} to {ours[kind]}")
-    if find_ratio(kernel, "shipped") > MOST_OF_ONE:
-        misses.append(f"instructions {find_ratio(kernel, 'shipped'):.2f} times")
+        before, now = (getattr(each, kind) for each in (theirs, ours))
+        if _count_accesses(now) > _count_accesses(before):
+            misses.append(f"{kind} {before} to {now}")
+    if kernel.ratio(ours) > MOST_OF_ONE:
+        misses.append(f"instructions {kernel.ratio(ours):.2f} times")
     return misses
 
 
-def _count_blocks(counted: Mapping[str, Any], architecture: str) -> int:
+def _count_blocks(compiled: Compiled, architecture: str) -> int:
     """Counts the thread blocks that a multiprocessor has at once; it gives registers by eights."""
-    registers = -(-counted["registers"] // 8) * 8
+    registers = -(-compiled.registers // 8) * 8
     threads = min(_REGISTERS // registers, _THREADS.get(architecture, 2048))
-    return int(threads // counted["threads"])
+    return int(threads // compiled.threads)
 
 
 def _count_accesses(accesses: str) -> int:
     return sum(int(each.partition(" x ")[0]) for each in accesses.split(", ") if each)
 
 
-def count(folder: Path, pattern: str, architecture: str, contracts: bool) -> dict[str, Any]:
+def count(folder: Path, pattern: str, architecture: str, contracts: bool) -> dict[str, Compiled]:
     """Counts what kernels of a checkout do, by name; see `_count_one`.
 
     Args:
@@ -161,7 +184,7 @@ def count(folder: Path, pattern: str, architecture: str, contracts: bool) -> dic
     return {each["name"]: _count_one(each, listings[each["symbol"]]) for each in compiled}
 
 
-def _count_one(compiled: Mapping[str, Any], instructions: Sequence[Any]) -> dict[str, Any]:
+def _count_one(compiled: Mapping[str, Any], instructions: Sequence[Any]) -> Compiled:
     access = "LDG" if compiled["is_sum"] else "STG"
     # Sums read a gradient, too.
     most = compiled["arrays"] + compiled["is_sum"]
@@ -169,15 +192,15 @@ def _count_one(compiled: Mapping[str, Any], instructions: Sequence[Any]) -> dict
     moved = sum(_bytes_of_pack(each.name) for each in path)
     num_packs = _count_packs(path, range(len(path)), "STG")
     elements = compiled["elements"] * max(1, num_packs // compiled["arrays"])
-    return {
-        "registers": compiled["registers"],
-        "threads": compiled["threads"],
-        "spilled_bytes": compiled["spilled_bytes"],
-        "loads": _list_accesses(path, "LDG"),
-        "stores": _list_accesses(path, "STG"),
-        "bytes_an_element": moved / elements,
-        "instructions_an_element": len(path) / elements,
-    }
+    return Compiled(
+        compiled["registers"],
+        compiled["threads"],
+        compiled["spilled_bytes"],
+        _list_accesses(path, "LDG"),
+        _list_accesses(path, "STG"),
+        moved / elements,
+        len(path) / elements,
+    )
 
 
 def _list_accesses(path: Iterable[Any], kind: str) -> str:

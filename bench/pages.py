@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -394,48 +393,50 @@ def make_launches_tables(counted: Mapping[str, launches.Counted]) -> str:
 
 def _write_instructions(files: Sequence[Path]) -> str:
     [file] = files
-    found = json.loads(file.read_text())
-    workloads = found["workloads"]
+    runs = read_results(file).runs
+    kernels = instructions.read_kernels(runs)
     missed: dict[str, list[str]] = {}
-    for miss, architecture in instructions.list_all_misses(workloads):
+    for miss, architecture in instructions.list_all_misses(kernels):
         missed.setdefault(miss, []).append(architecture)
     misses = "\n".join(f"- {what} ({', '.join(where)})" for what, where in missed.items())
+    [against, *_] = _list_contenders(runs.values())
     return _join(
-        _make_architectures_table(workloads),
-        _make_kernels_table(workloads, "sm_90"),
+        _make_architectures_table(kernels),
+        _make_kernels_table(kernels, "sm_90"),
         f"Over the limits:\n\n{misses}" if misses else "",
-        f"From `{name_file(file)}`,\nbeside commit {found['against']}.",
+        f"From `{name_file(file)}`,\nbeside commit {against}.",
     )
 
 
-def _make_architectures_table(workloads: Mapping[str, Any]) -> str:
+def _make_architectures_table(of_all: instructions.Kernels) -> str:
     rows = []
     for architecture in instructions.ARCHITECTURES:
-        kernels = [each[architecture] for each in workloads.values()]
+        kernels = [every[architecture] for every in of_all.values()]
         row: list[object] = [architecture, len(kernels)]
-        for form in ("contracted", "shipped"):
-            ratios = [instructions.find_ratio(each, form) for each in kernels]
+        for ratios in (
+            [each.ratio(each.contracted) for each in kernels],
+            [each.ratio(each.shipped) for each in kernels],
+        ):
             row += [f"{mean(ratios):.3f}", f"{max(ratios):.2f}"]
-        row += [sum(each[form]["registers"] for each in kernels) for form in ("theirs", "shipped")]
-        rows.append([*row, sum(each["shipped"]["spilled_bytes"] for each in kernels)])
+        row += [sum(each.theirs.registers for each in kernels)]
+        row += [sum(each.shipped.registers for each in kernels)]
+        rows.append([*row, sum(each.shipped.spilled_bytes for each in kernels)])
     headings = ["", "kernels", "contracted, mean", "highest", "as shipped, mean", "highest"]
     return make_table([*headings, "registers before", "now", "spilled bytes"], rows)
 
 
-def _make_kernels_table(workloads: Mapping[str, Any], architecture: str) -> str:
+def _make_kernels_table(kernels: instructions.Kernels, architecture: str) -> str:
     rows = []
-    for name, every in workloads.items():
+    for name, every in kernels.items():
         kernel = every[architecture]
-        before, now = kernel["theirs"], kernel["shipped"]
-        counts = (kernel[form]["instructions_an_element"] for form in instructions.FORMS)
-        ratios = (instructions.find_ratio(kernel, form) for form in ("contracted", "shipped"))
+        before, now = kernel.theirs, kernel.shipped
         rows.append(
             [
                 name,
-                f"{before['registers']} / {now['registers']}",
-                f"{now['bytes_an_element']:g}",
-                " / ".join(f"{each:.1f}" for each in counts),
-                " / ".join(f"{each:.2f}" for each in ratios),
+                f"{before.registers} / {now.registers}",
+                f"{now.bytes_an_element:g}",
+                " / ".join(f"{each.instructions_an_element:.1f}" for each in kernel),
+                " / ".join(f"{kernel.ratio(each):.2f}" for each in (kernel.contracted, now)),
                 f"{instructions.find_share_of_h200(now):.0%}",
             ]
         )

@@ -117,7 +117,8 @@ def _make_curve(name: str, runs: list[Run], colors: Mapping[str, int]) -> str:
 
 
 def _make_run(name: str, run: Run) -> str:
-    longest = max(each.times[kind].p90_ms for each in run.contenders.values() for kind in run.kinds)
+    p90s = [each.times[kind].p90_ms for each in run.contenders.values() for kind in run.kinds]
+    longest = max(p90s, default=0.0)
     columns = [each for each in list_columns(run) if each.part != "deciles"]
     headings = "".join(
         f"<th>{heading}</th>"

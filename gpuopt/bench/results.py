@@ -43,6 +43,29 @@ class Times:
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """What a kernel is compiled to, as `bench.instructions` counts it.
+
+    Attributes:
+        registers: Those of a thread.
+        threads: Those of a block.
+        spilled_bytes: What a thread keeps in memory for want of registers.
+        loads: Of one turn of the inner loop, by their widths in bits, as in "4 x 128, 1 x 32".
+        stores: The same.
+        bytes_an_element: What these move.
+        instructions_an_element: What a thread executes.
+    """
+
+    registers: int
+    threads: int
+    spilled_bytes: int
+    loads: str
+    stores: str
+    bytes_an_element: float
+    instructions_an_element: float
+
+
+@dataclass(frozen=True)
 class Figures:
     """What was measured of one contender.
 
@@ -51,7 +74,8 @@ class Figures:
             steps. "warm": just after another one of the same contender. "cold": of a step whose
             data are in no cache; on a GPU, the device's time alone, with nothing in its caches
             that must be written back. "cold_dirty": the same with caches full of data that must
-            be. `bench.gpu_harness` describes "device", "device_dirty" and "wall".
+            be. `bench.gpu_harness` describes "device", "device_dirty" and "wall". A kernel that
+            was only compiled has none.
         gb_per_s: The bytes that a step must move, divided by the median of "cold" or else of the
             first kind; None where they are not known.
         share_of_copy: `gb_per_s` divided by that of a copy, measured in the same run.
@@ -63,6 +87,7 @@ class Figures:
         wall_steps: The number of steps in each sample of "wall".
         runs_ahead: Whether the host has enqueued a step before the GPU begins it.
         kernels: Those of a step that took most time, or why they are not known; None unless asked.
+        compiled: Of a kernel that was only compiled.
     """
 
     times: dict[str, Times]
@@ -76,6 +101,7 @@ class Figures:
     wall_steps: int | None = None
     runs_ahead: bool | None = None
     kernels: list[dict[str, Any]] | str | None = None
+    compiled: Compiled | None = None
 
     @property
     def usual(self) -> Times:
@@ -321,7 +347,7 @@ def _check_times(results: Results) -> None:
     for run in results.runs.values():
         _check_positive("copy_ms", run.copy_ms)
         for figures in run.contenders.values():
-            if not figures.times:
+            if not figures.times and figures.compiled is None:
                 raise ValueError("a contender has no times")
             for times in figures.times.values():
                 _check_positive("samples_ms", times.samples_ms or [0.0])

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import pytest
 from sass import Instruction
 
-from bench import instructions
-from bench.harness import ROOT
+from bench import instructions, pages
+from bench.harness import ROOT, Workload, make_run, write_results
+from bench.instructions import (
+    ARCHITECTURES,
+    Kernel,
+    find_share_of_h200,
+    list_all_misses,
+    list_misses,
+)
+from gpuopt.bench.compare import compare_results, list_advice
+from gpuopt.bench.page import make_page
+from gpuopt.bench.results import Compiled, Figures, Results, read_results
 
 pytestmark = pytest.mark.internal
 
@@ -70,48 +86,86 @@ def test_the_way_of_packs_has_no_call_and_no_gradient_one_by_one() -> None:
 def test_adams_kernel_is_counted_as_it_is_shipped() -> None:
     [(name, adam)] = instructions.count(ROOT, "adam", "sm_90", contracts=False).items()
     assert name == "adam"
-    assert adam["bytes_an_element"] == 28
-    assert adam["spilled_bytes"] == 0
-    assert adam["loads"] == "4 x 128, 4 x 32"  # of these, 4 where a gradient is no pack
-    assert adam["stores"] == "3 x 128"
+    assert adam.bytes_an_element == 28
+    assert adam.spilled_bytes == 0
+    assert adam.loads == "4 x 128, 4 x 32"  # of these, 4 where a gradient is no pack
+    assert adam.stores == "3 x 128"
     [contracted] = instructions.count(ROOT, "adam", "sm_90", contracts=True).values()
     # Of the formula, three products have a sum to go into.
-    less = adam["instructions_an_element"] - contracted["instructions_an_element"]
+    less = adam.instructions_an_element - contracted.instructions_an_element
     assert 2.5 <= less <= 3.5
 
 
+BEFORE = Compiled(
+    registers=62,
+    threads=128,
+    spilled_bytes=0,
+    loads="2 x 128, 1 x 32",
+    stores="1 x 128",
+    bytes_an_element=28.0,
+    instructions_an_element=10.0,
+)
+SAME = Kernel(BEFORE, BEFORE, BEFORE)
+
+
 def test_limits_are_of_each_count() -> None:
-    before = {
-        "registers": 62,
-        "threads": 128,
-        "spilled_bytes": 0,
-        "loads": "2 x 128, 1 x 32",
-        "stores": "1 x 128",
-        "bytes_an_element": 28.0,
-        "instructions_an_element": 10.0,
-    }
-    same = {"theirs": before, "contracted": before, "shipped": before}
-    assert instructions.list_misses(same, "sm_90") == []
-    within = {"registers": 64, "instructions_an_element": 13.0, "loads": "3 x 128"}
-    assert instructions.list_misses({**same, "shipped": {**before, **within}}, "sm_90") == []
-    beyond = {
-        "registers": 66,
-        "spilled_bytes": 8,
-        "loads": "3 x 128, 1 x 32",
-        "instructions_an_element": 13.1,
-    }
-    assert instructions.list_misses({**same, "shipped": {**before, **beyond}}, "sm_90") == [
+    assert list_misses(SAME, "sm_90") == []
+    within = replace(BEFORE, registers=64, instructions_an_element=13.0, loads="3 x 128")
+    assert list_misses(SAME._replace(shipped=within), "sm_90") == []
+    beyond = replace(
+        BEFORE,
+        registers=66,
+        spilled_bytes=8,
+        loads="3 x 128, 1 x 32",
+        instructions_an_element=13.1,
+    )
+    assert list_misses(SAME._replace(shipped=beyond), "sm_90") == [
         "spills 8 bytes",
         "registers 62 to 66",
         "loads 2 x 128, 1 x 32 to 3 x 128, 1 x 32",
         "instructions 1.31 times",
     ]
-    slow = {**same, "contracted": {**before, "instructions_an_element": 10.6}}
-    of_two = {"a": dict.fromkeys(instructions.ARCHITECTURES, slow)}
-    assert ("mean, contracted: instructions 1.060 times", "sm_75") in instructions.list_all_misses(
-        of_two
-    )
-    of_two["b"] = dict.fromkeys(instructions.ARCHITECTURES, same)
-    assert instructions.list_all_misses(of_two) == []
+    slow = SAME._replace(contracted=replace(BEFORE, instructions_an_element=10.6))
+    of_two = {"a": dict.fromkeys(ARCHITECTURES, slow)}
+    assert ("mean, contracted: instructions 1.060 times", "sm_75") in list_all_misses(of_two)
+    of_two["b"] = dict.fromkeys(ARCHITECTURES, SAME)
+    assert list_all_misses(of_two) == []
     # 28 bytes take 5.83 ps, and 33.5e12 instructions begin in a second.
-    assert instructions.find_share_of_h200(before) == pytest.approx(10 / 195.1, rel=1e-3)
+    assert find_share_of_h200(BEFORE) == pytest.approx(10 / 195.1, rel=1e-3)
+
+
+def test_kernels_are_written_and_read_as_all_results_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count(folder: Path, pattern: str, architecture: str, contracts: bool) -> Any:
+        registers = 50 if folder == tmp_path else 40 + contracts
+        counted = {name: replace(BEFORE, registers=registers) for name in ("adam", "adam, rows")}
+        return counted if folder == tmp_path else {**counted, "new": BEFORE}
+
+    monkeypatch.setattr(instructions, "checkout", lambda commit: nullcontext(tmp_path))
+    monkeypatch.setattr(instructions, "describe_commit", lambda folder: "abc")
+    monkeypatch.setattr(instructions, "count", count)
+    write = partial(write_results, output=tmp_path / "results")
+    monkeypatch.setattr(instructions, "write_results", write)
+    written: list[Path] = []
+    monkeypatch.setattr(pages, "write", lambda part, files: written.extend(files))
+    monkeypatch.setattr("sys.argv", ["", "older"])
+    instructions.main()
+    [file] = written
+    assert file.parent.name == "nvrtc-against-abc"
+    runs = read_results(file).runs
+    assert list(runs["adam/sm_80"].contenders) == ["abc", "gpuopt, contracted", "gpuopt"]
+    kernels = instructions.read_kernels(runs)
+    assert list(kernels) == ["adam", "adam, rows"]
+    for of_one in kernels.values():
+        assert list(of_one) == ARCHITECTURES
+        for kernel in of_one.values():
+            assert [each.registers for each in kernel] == [50, 41, 40]
+
+
+def test_results_without_times_have_no_verdict_and_a_page() -> None:
+    compiled = make_run(Workload("adam", {}), {"gpuopt": Figures({}, compiled=BEFORE)})
+    results = Results("1", "today", "NVRTC", {}, {"adam/sm_90": compiled}, {})
+    assert compare_results(results, results) == []
+    assert list_advice([], results, results) == []
+    assert "<td>gpuopt</td>" in make_page(results)
