@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ except ModuleNotFoundError as error:
     sys.exit(f"first_run.py needs gpuopt ({error}): pip install '.[cuda13]' in a checkout of it")
 import numpy as np
 
-from gpuopt.atomic_file import replace_file
 from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.bench import workloads
 from gpuopt.bench.clock import Clock, GpuClock, Step, make_gpu_copy
@@ -32,6 +30,7 @@ from gpuopt.bench.contenders import Contender
 from gpuopt.bench.jobs import JOBS, RATE, Job, Place
 from gpuopt.bench.machine import describe_commit
 from gpuopt.bench.models import list_gpt2_shapes, shrink
+from gpuopt.bench.results import Figures, Results, Run, make_figures, write_results
 from gpuopt.info import describe
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 15, 3
@@ -41,6 +40,7 @@ _HEAD_START = 2.0
 _MOST_HEAD_START_MS = 200.0
 # The share of a task's time that is for making it and for its first steps.
 _FOR_MAKING = 0.3
+_COPY = "copy"
 
 
 class Sizes(NamedTuple):
@@ -74,24 +74,6 @@ class Sizes(NamedTuple):
 SMALL = Sizes(1000, 20, 64, (1000, 16), 500, 2**20)
 
 
-class Times(NamedTuple):
-    """A step's times in microseconds.
-
-    Attributes:
-        device: On the GPU, with caches full of other data, none of which must be written back.
-        device_dirty: The same, where all of it must be.
-        wall: A step's share of several steps in a row and the wait for the last one.
-        host: The host's share of that: until a step is enqueued.
-        first: The host's time for the first step, which compiles.
-    """
-
-    device: float
-    device_dirty: float
-    wall: float
-    host: float
-    first: float
-
-
 class Task(NamedTuple):
     """A step to time.
 
@@ -123,31 +105,22 @@ def main() -> int:
     if reason is not None:
         print(f"nothing was run: {reason}")
         return 1
-    date, described = strftime("%Y-%m-%d", gmtime()), dict(describe())
+    date, described = strftime("%Y-%m-%d %H:%M", gmtime()), dict(describe())
     checks = {name: make_check(each) for name, each in CHECKS.items()}
-    results: Results = {}
+    runs: Mapping[str, Run] = {}
     failures: dict[str, str] = {}
     try:
-        for results, failures in time_all(options.seconds, SMALL if options.small else Sizes()):
+        for runs, failures in time_all(options.seconds, SMALL if options.small else Sizes()):
             if options.json is not None:
-                written = {
-                    "date": date,
-                    "commit": options.commit,
-                    "machine": described,
-                    "checks": checks,
-                    "microseconds": {
-                        name: {who: each._asdict() for who, each in times.items()}
-                        for name, (_, times) in results.items()
-                    },
-                    "bytes": {name: num_bytes for name, (num_bytes, _) in results.items()},
-                    "not_run": failures,
-                }
-                replace_file(options.json, f"{json.dumps(written, indent=1)}\n".encode())
+                device = described.get("gpu:0", "a GPU").partition(",")[0]
+                machine = {**described, "checks": checks}
+                about = gpuopt.__version__, date, device, machine
+                write_results(Results(*about, dict(runs), failures, options.commit), options.json)
     except KeyboardInterrupt:
         failures["other timings"] = "stopped by Ctrl-C"
     except OSError as error:
         failures["other timings"] = f"stopped, since results cannot be written: {error}"
-    print(make_block(f"{date}, commit {options.commit}", described, checks, results, failures))
+    print(make_block(f"{date}, commit {options.commit}", described, checks, runs, failures))
     return 1 if failures or any(checks.values()) else 0
 
 
@@ -250,7 +223,7 @@ def list_tasks(cupy: Any, sizes: Sizes) -> list[Task]:
 
     def make_copy() -> workloads.Made:
         copy = Contender(make_gpu_copy(cupy, sizes.copied_bytes), None)
-        return workloads.Made(2 * sizes.copied_bytes, {"gpuopt": copy}, {})
+        return workloads.Made(2 * sizes.copied_bytes, {_COPY: copy}, {})
 
     # A norm reads gradients once more; a slot in 8 bits has its share of a block's scale.
     by_norm, of_bytes = (each * large.num_parameters for each in (32, 16 + 1 / 16))
@@ -266,44 +239,54 @@ def list_tasks(cupy: Any, sizes: Sizes) -> list[Task]:
     ]
 
 
-Results = Mapping[str, tuple[int, Mapping[str, Times]]]
-
-
-def time_all(seconds: float, sizes: Sizes) -> Iterator[tuple[Results, dict[str, str]]]:
+def time_all(seconds: float, sizes: Sizes) -> Iterator[tuple[Mapping[str, Run], dict[str, str]]]:
     """Times all tasks.
 
     Yields:
-        (results, failures) so far, after each task: for each one its bytes, and the times of
-        "gpuopt" and "torch"; why a task was not timed.
+        (runs, failures) so far, after each task: of each one its results, with gpuopt's or the
+        copy's figures first; or why it was not timed.
     """
     import cupy
 
     clock, deadline = GpuClock(cupy), perf_counter() + seconds
-    results: dict[str, tuple[int, dict[str, Times]]] = {}
+    runs: dict[str, Run] = {}
     failures: dict[str, str] = {}
+    copy: Figures | None = None
     tasks = list_tasks(cupy, sizes.that_fit(cupy.cuda.runtime.memGetInfo()[0]))
     for number, task in enumerate(tasks):
         limit = (1 - _FOR_MAKING) * (deadline - perf_counter()) / (len(tasks) - number)
         try:
-            results[task.name] = time_task(clock, task, limit)
+            runs[task.name] = run = time_task(clock, task, limit, copy)
+            copy = run.contenders.get(_COPY, copy)
         except Exception as error:  # the other tasks are still timed
             failures[task.name] = f"{type(error).__name__}: {error}"
         gc.collect()
         cupy.get_default_memory_pool().free_all_blocks()
-        yield results, failures
+        yield runs, failures
 
 
-def time_task(clock: Clock, task: Task, seconds: float) -> tuple[int, dict[str, Times]]:
+def time_task(clock: Clock, task: Task, seconds: float, copy: Figures | None) -> Run:
     """Makes a task's steps and times them; its arrays are free afterwards, also if it fails."""
     made = task.make()
     share = seconds / len(made.contenders)
-    return made.bytes_moved, {
-        who.partition(" ")[0]: time_step(clock, step, share)
+    speed = copy.gb_per_s if copy else None
+    contenders = {
+        who: time_step(clock, step, share, made.bytes_moved, speed)
         for who, step in made.contenders.items()
     }
+    return Run(
+        task.name,
+        made.bytes_moved,
+        copy_ms=copy.usual.samples_ms if copy else [],
+        copy_gb_per_s=speed,
+        contenders=contenders,
+        left_out=made.left_out,
+    )
 
 
-def time_step(clock: Clock, step: Step, seconds: float) -> Times:
+def time_step(
+    clock: Clock, step: Step, seconds: float, num_bytes: int, copy_gb_per_s: float | None = None
+) -> Figures:
     """Times a step; half of the time is for the device's times, and half for those of the host."""
     clock.synchronize()
     first = _host_ms(step)
@@ -326,7 +309,13 @@ def time_step(clock: Clock, step: Step, seconds: float) -> Times:
     host = 1e3 * (perf_counter() - begin) / steps
     clock.synchronize()
     wall = 1e3 * (perf_counter() - begin) / steps
-    return Times(*(1e3 * ms for ms in (median(clean), median(dirty), wall, host, first)))
+    return make_figures(
+        {"device": clean, "device_dirty": dirty, "wall": [wall], "host": [host]},
+        num_bytes,
+        copy_gb_per_s,
+        first_step_ms=round(first, 3),
+        wall_steps=steps,
+    )
 
 
 def _host_ms(step: Step) -> float:
@@ -342,7 +331,7 @@ def make_block(
     title: str,
     machine: Mapping[str, str],
     checks: Mapping[str, str | None],
-    results: Results,
+    runs: Mapping[str, Run],
     failures: Mapping[str, str],
 ) -> str:
     lines = [f"gpuopt's first run, {title}"]
@@ -350,28 +339,26 @@ def make_block(
     wrong = {name: reason for name, reason in checks.items() if reason is not None}
     lines += ["", f"{len(checks) - len(wrong)} of {len(checks)} checks agree with numpy"]
     lines += [f"{name}: {reason}" for name, reason in wrong.items()]
-    names = [*results, *failures]
+    names = [*runs, *failures]
     width = max(map(len, names)) if names else 0
     headings = [
         *("device us", "dirty L2", "wall us", "host us", "first ms", "GB/s", "of copy"),
         *("torch us", "torch wall"),
     ]
     lines += ["", " " * width + "".join(f"{each:>12}" for each in headings)]
-    copy = next((_speed(*of_task) for name, of_task in results.items() if "copy" in name), None)
-    for name, (num_bytes, times) in results.items():
-        ours, torchs = times["gpuopt"], times.get("torch")
-        speed = _speed(num_bytes, times)
-        cells = [*(f"{us:.1f}" for us in ours[:4]), f"{ours.first / 1e3:.0f}", f"{speed:.0f}"]
-        cells += ["" if copy is None else f"{speed / copy:.2f}"]
-        cells += [] if torchs is None else [f"{torchs.device:.1f}", f"{torchs.wall:.1f}"]
+    for name, run in runs.items():
+        ours, *torchs = run.contenders.values()
+        cells = [_write_us(ours, kind) for kind in ("device", "device_dirty", "wall", "host")]
+        cells += [f"{ours.first_step_ms:.0f}", f"{ours.gb_per_s:.0f}"]
+        cells += ["" if ours.share_of_copy is None else f"{ours.share_of_copy:.2f}"]
+        cells += [_write_us(each, kind) for each in torchs for kind in ("device", "wall")]
         lines.append(f"{name:<{width}}" + "".join(f"{each:>12}" for each in cells))
     lines += [f"{name}: {reason}" for name, reason in failures.items()]
     return "\n".join(["```text", *lines, "```"])
 
 
-def _speed(num_bytes: int, times: Mapping[str, Times]) -> float:
-    """Returns gpuopt's GB/s."""
-    return num_bytes / times["gpuopt"].device / 1e3
+def _write_us(figures: Figures, kind: str) -> str:
+    return f"{1e3 * figures.times[kind].median_ms:.1f}"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from gpuopt.bench.jobs import JOBS, LAZY_ADAM
 
 FORMAT = 1
 # Of times, in the order in which tables show them; see `Figures.times`.
-KINDS = ("step", "warm", "cold", "cold_dirty", "device", "device_dirty", "wall")
+KINDS = ("step", "warm", "cold", "cold_dirty", "device", "device_dirty", "wall", "host")
 # The end of the warning about times that are noise.
 _SPREAD = "spread widely"
 # Beyond this, the ninth decile less the first one, divided by the median, is called noise.
@@ -74,8 +74,8 @@ class Figures:
             steps. "warm": just after another one of the same contender. "cold": of a step whose
             data are in no cache; on a GPU, the device's time alone, with nothing in its caches
             that must be written back. "cold_dirty": the same with caches full of data that must
-            be. `bench.gpu_harness` describes "device", "device_dirty" and "wall". A kernel that
-            was only compiled has none.
+            be. `bench.gpu_harness` describes "device", "device_dirty" and "wall". "host": the part
+            of "wall" until the steps are enqueued. A kernel that was only compiled has none.
         gb_per_s: The bytes that a step must move, divided by the median of "cold" or else of the
             first kind; None where they are not known.
         share_of_copy: `gb_per_s` divided by that of a copy, measured in the same run.
@@ -131,14 +131,14 @@ class Run:
     """
 
     description: str
-    bytes_moved: int | None
-    per: str | None
-    units: int | None
-    curve: str | None
-    at: int | None
-    copy_ms: list[float]
-    copy_gb_per_s: float | None
-    contenders: dict[str, Figures]
+    bytes_moved: int | None = None
+    per: str | None = None
+    units: int | None = None
+    curve: str | None = None
+    at: int | None = None
+    copy_ms: list[float] = field(default_factory=list)
+    copy_gb_per_s: float | None = None
+    contenders: dict[str, Figures] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     uncounted: dict[str, str] = field(default_factory=dict)
@@ -250,10 +250,10 @@ def three_digits(number: float | None) -> str:
 
 
 def summarize(samples_ms: Sequence[float]) -> Times:
-    """Computes the statistics of two samples or more."""
-    middle, p10, p90 = find_deciles(samples_ms)
+    """Computes the statistics of samples."""
+    deciles = quantiles(samples_ms, n=10, method="inclusive") if len(samples_ms) > 1 else samples_ms
     rounded = [round(sample, 6) for sample in samples_ms]
-    return Times(round(middle, 6), round(p10, 6), round(p90, 6), rounded)
+    return Times(round(median(samples_ms), 6), round(deciles[0], 6), round(deciles[-1], 6), rounded)
 
 
 def make_figures(
@@ -277,12 +277,6 @@ def make_figures(
     gb_per_s = bytes_moved / times.get("cold", figures.usual).median_ms / 1e6
     share = None if copy_gb_per_s is None else round(gb_per_s / copy_gb_per_s, 6)
     return replace(figures, gb_per_s=round(gb_per_s, 6), share_of_copy=share)
-
-
-def find_deciles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Returns the median, the first and the ninth decile of two samples or more."""
-    deciles = quantiles(samples, n=10, method="inclusive")
-    return median(samples), deciles[0], deciles[-1]
 
 
 def write_results(results: Results, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -14,14 +13,23 @@ import numpy as np
 import pytest
 
 from bench import first_run
-from bench.first_run import CHECKS, Check, Times, make_block, make_check, time_step
+from bench.first_run import CHECKS, Check, make_block, make_check, time_step
+from gpuopt.bench.compare import Verdict, compare_results
 from gpuopt.bench.contenders import Contender
 from gpuopt.bench.machine import describe_commit
+from gpuopt.bench.results import Figures, Run, make_figures, read_results
 from gpuopt.bench.workloads import Made
 
 pytestmark = pytest.mark.internal
 
-TIMES = Times(device=2.0, device_dirty=3.0, wall=4.0, host=5.0, first=6000.0)
+
+def figures(num_bytes: int, device_us: float = 2.0, copy_gb_per_s: float | None = None) -> Figures:
+    us = {"device": device_us, "device_dirty": 3.0, "wall": 4.0, "host": 5.0}
+    times = {kind: [each / 1e3] * 3 for kind, each in us.items()}
+    return make_figures(times, num_bytes, copy_gb_per_s, first_step_ms=6.0)
+
+
+COPY = Run("copy", 8000, contenders={"copy": figures(8000)})
 
 
 @pytest.mark.gpu
@@ -36,15 +44,25 @@ def test_a_first_run_on_a_gpu_checks_and_times_and_prints_a_block(
     assert (lines[0], lines[-1]) == ("```text", "```")
     assert lines[1].endswith(", commit abc")
     assert f"{len(CHECKS)} of {len(CHECKS)} checks agree with numpy" in lines
-    written = json.loads(file.read_text())
-    assert len(written["microseconds"]) == 8
-    for name, of_one in written["microseconds"].items():
+    written = read_results(file)
+    assert len(written.runs) == 8
+    [copied] = [each for each in written.runs.values() if "copy" in each.contenders]
+    for name, run in written.runs.items():
         [row] = [line for line in lines if line.startswith(name)]
-        times = of_one["gpuopt"]
+        ours = run.contenders["copy" if run is copied else "gpuopt"]
+        device_ms, dirty_ms = (ours.times[each].median_ms for each in ("device", "device_dirty"))
         cells = row.removeprefix(name).split()
-        assert cells[:2] == [f"{times['device']:.1f}", f"{times['device_dirty']:.1f}"]
-        assert cells[5] == f"{written['bytes'][name] / times['device'] / 1e3:.0f}"
-    assert (written["commit"], written["not_run"]) == ("abc", {})
+        assert cells[:2] == [f"{1e3 * device_ms:.1f}", f"{1e3 * dirty_ms:.1f}"]
+        assert cells[5] == f"{(run.bytes_moved or 0) / device_ms / 1e6:.0f}"
+        if run is not copied:
+            assert run.copy_ms == copied.contenders["copy"].times["device"].samples_ms
+            ratio = device_ms / np.median(run.copy_ms)
+            share = (run.bytes_moved or 0) / (copied.bytes_moved or 0) / ratio
+            assert ours.share_of_copy == pytest.approx(share, rel=1e-3)
+    assert (written.commit, written.not_run) == ("abc", {})
+    assert written.machine["checks"] == dict.fromkeys(CHECKS)
+    verdicts = {each.verdict for each in compare_results(written, written)}
+    assert verdicts <= {Verdict.SAME, Verdict.AMBIGUOUS}
 
 
 @pytest.mark.gpu
@@ -58,8 +76,8 @@ def test_a_step_that_fails_is_named_and_the_others_are_timed(
         return [copy._replace(name="broken", make=lambda: 1 / 0), copy, broken]
 
     monkeypatch.setattr(first_run, "list_tasks", with_a_broken_one)
-    *_, (results, failures) = first_run.time_all(0, first_run.SMALL)
-    assert len(results) == 2
+    *_, (runs, failures) = first_run.time_all(0, first_run.SMALL)
+    assert len(runs) == 2
     assert failures == {"broken": "ZeroDivisionError: division by zero"}
 
 
@@ -88,7 +106,7 @@ def of_one_task(monkeypatch: pytest.MonkeyPatch, file: Path, after: BaseExceptio
     """Has the program time one task, and then raise an error."""
 
     def time_all(seconds: float, sizes: Any) -> Any:
-        yield {"copy": (8000, {"gpuopt": TIMES})}, {}
+        yield {"copy": COPY}, {}
         if after is not None:
             raise after
 
@@ -106,7 +124,7 @@ def test_after_ctrl_c_what_was_timed_is_printed_and_written(
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("copy ") for line in lines)
     assert "other timings: stopped by Ctrl-C" in lines
-    assert [*json.loads((tmp_path / "results.json").read_text())["microseconds"]] == ["copy"]
+    assert read_results(tmp_path / "results.json").runs == {"copy": COPY}
 
 
 def test_where_results_cannot_be_written_what_was_timed_is_printed(
@@ -183,20 +201,20 @@ class Script:
 
 def test_times_are_medians_and_both_kinds_of_caches_are_kept_apart() -> None:
     calls = []
-    times = time_step(Script(), lambda: calls.append(1), seconds=0)
-    assert (times.device, times.device_dirty) == (2000.0, 3000.0)
-    assert times.wall >= times.host > 0
+    found = time_step(Script(), lambda: calls.append(1), seconds=0, num_bytes=4000)
+    times = {kind: each.median_ms for kind, each in found.times.items()}
+    assert (times["device"], times["device_dirty"]) == (2.0, 3.0)
+    assert times["wall"] >= times["host"] > 0
+    assert found.gb_per_s == 4000 / 2e6
     assert len(calls) == 1 + 2 + 1 + 2 * 3 + 3  # the fewest rounds and steps
 
 
 def test_a_block_names_wrong_checks_and_steps_that_failed_and_compares_with_a_copy() -> None:
-    results = {
-        "copy": (8000, {"gpuopt": TIMES}),
-        "Adam": (4000, {"gpuopt": TIMES, "torch": TIMES._replace(device=7.0, wall=8.0)}),
-    }
+    of_adam = {"gpuopt": figures(4000, copy_gb_per_s=4.0), "torch fused": figures(4000, 7.0)}
+    runs = {"copy": COPY, "Adam": Run("Adam", 4000, contenders=of_adam)}
     checks = {"Adam": None, "LAMB": "AssertionError: off"}
     machine = {"numpy": "2.5", "GPUOPT_CACHE_DIR": "not set"}
-    block = make_block("today", machine, checks, results, {"big": "MemoryError: no"})
+    block = make_block("today", machine, checks, runs, {"big": "MemoryError: no"})
     lines = block.splitlines()
     assert lines[2:4] == ["numpy            2.5", "GPUOPT_CACHE_DIR not set"]
     assert "1 of 2 checks agree with numpy" in lines
@@ -209,8 +227,8 @@ def test_a_block_names_wrong_checks_and_steps_that_failed_and_compares_with_a_co
     ]
     [copy] = [line for line in lines if line.startswith("copy")]
     [adam] = [line for line in lines if re.match("Adam  ", line)]
-    assert copy.split()[1:] == ["2.0", "3.0", "4.0", "5.0", "6", "4", "1.00"]
-    assert adam.split()[1:] == ["2.0", "3.0", "4.0", "5.0", "6", "2", "0.50", "7.0", "8.0"]
+    assert copy.split()[1:] == ["2.0", "3.0", "4.0", "5.0", "6", "4"]
+    assert adam.split()[1:] == ["2.0", "3.0", "4.0", "5.0", "6", "2", "0.50", "7.0", "4.0"]
 
 
 def test_sizes_shrink_where_memory_is_short() -> None:
