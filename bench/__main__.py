@@ -8,11 +8,7 @@ from gpuopt.bench.contenders import compiled_as_now
 
 
 def main() -> None:
-    parser = make_parser("bench", __doc__, rounds=30)
-    parser.add_argument(
-        "--only", default="*", metavar="PATTERN", help="names of workloads, as in host_*_16m"
-    )
-    options = parser.parse_args()
+    options = make_parser("bench", __doc__, 30, only="host_*_16m").parse_args()
     copies = measure_copies()
     runs = {}
     for offer in offer_host_workloads(options.only):

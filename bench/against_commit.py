@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,22 +26,11 @@ from gpuopt.bench.machine import describe_commit, read_cpu_model
 from gpuopt.bench.results import Times, make_figures
 
 _BLOCK_MS = 50
-# Timed only if `--only` is their name: they take minutes, and most of that is not steps.
-_SLOW = (
-    "*checkpoint",
-    "*_many_variables",
-    "demo_in_float16",
-    "first_step_*",
-    "slot_dtype_movement",
-)
 
 
 def main() -> None:
-    parser = make_parser("bench.against_commit", __doc__, rounds=40)
+    parser = make_parser("bench.against_commit", __doc__, 40, only="host_*_16m")
     parser.add_argument("commit", metavar="COMMIT", help="the other commit")
-    parser.add_argument(
-        "--only", default="*", metavar="PATTERN", help="names of workloads, as in host_*_16m"
-    )
     options = parser.parse_args()
     runs = {}
     with (
@@ -53,7 +41,7 @@ def main() -> None:
         _start_worker(other, their_cache) as theirs,
     ):
         against = describe_commit(other)
-        for name in _list_names(options.only):
+        for name in [offer.name for offer in offer_host_workloads(options.only)]:
             if (reason := _ask(theirs, "make", name)["error"]) is not None:
                 print(f"{name}: left out, as {against} cannot make it: {reason}", flush=True)
                 continue
@@ -99,12 +87,6 @@ def _start_worker(checkout: Path, cache: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-
-
-def _list_names(pattern: str) -> Iterator[str]:
-    for offer in offer_host_workloads(pattern):
-        if pattern == offer.name or not any(fnmatch(offer.name, slow) for slow in _SLOW):
-            yield offer.name
 
 
 def _take_blocks(

@@ -1,7 +1,4 @@
-"""Rows that catch up with their steps, compared with LazyAdam, with all rows, and with torch.
-
-`.venv/bin/python -m bench.catch_up` trains with them, and draws how far they end from all rows.
-"""
+"""Rows that catch up with their steps, compared with LazyAdam, with all rows, and with torch."""
 
 from __future__ import annotations
 
@@ -164,9 +161,8 @@ OFFERS = (
 )
 
 
-def main() -> None:
-    from bench.pictures import draw_catch_up_training
-
+def train_apart() -> dict[str, np.ndarray]:
+    """Returns, by steps, how far tables are from where all rows are moved in each step."""
     ways: dict[str, Any] = {
         "all rows": gpuopt.AdamOptimizer(0.01),
         "catch_up=True": gpuopt.AdamOptimizer(0.01, catch_up=True),
@@ -180,7 +176,7 @@ def main() -> None:
     for name, seen in tables.items():
         apart = [np.linalg.norm(one - all_) for one, all_ in zip(seen[1:], exact[1:], strict=True)]
         curves[name] = np.column_stack([every, np.array(apart) / moved])
-    draw_catch_up_training(curves)
+    return curves
 
 
 def _train(optimizer: Any) -> Sequence[np.ndarray]:
@@ -205,7 +201,3 @@ def _loss_of(table: gpuopt.Variable, pairs: np.ndarray, wanted: np.ndarray) -> C
         return np.mean((np.sum(one * other, axis=1) - wanted) ** 2)
 
     return loss
-
-
-if __name__ == "__main__":
-    main()

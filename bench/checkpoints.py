@@ -150,9 +150,9 @@ def _measure_peaks(contenders: Mapping[str, Step]) -> dict[str, int]:
 
 
 OFFERS = (
-    Offer("save_checkpoint", _make_save),
-    Offer("delay_by_checkpoint", _make_delay),
-    Offer("restore_checkpoint", _make_restore),
-    Offer("save_many_variables", _make_many_saved),
-    Offer("restore_many_variables", _make_many_restored),
+    Offer("save_checkpoint", _make_save, is_slow=True),
+    Offer("delay_by_checkpoint", _make_delay, is_slow=True),
+    Offer("restore_checkpoint", _make_restore, is_slow=True),
+    Offer("save_many_variables", _make_many_saved, is_slow=True),
+    Offer("restore_many_variables", _make_many_restored, is_slow=True),
 )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,9 +10,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from bench.gpu_first_step import JOBS as FIRST_STEPS
+from bench import first_step
 from bench.gpu_harness import measure
-from bench.harness import RESULTS, ROOT, Offer, make_run, write_results
+from bench.harness import RESULTS, Offer, make_parser, make_run, write_results
 from bench.targets import is_missed, judge
 from bench.workloads import GPU, offer_gpu_workloads
 from gpuopt.backends.cuda.availability import why_no_gpu
@@ -30,19 +27,14 @@ from gpuopt.info import describe
 
 # The share of a workload's time that is for making it and for its first steps.
 _FOR_MAKING = 0.25
+FIRST_STEPS = ("dense", "rows")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    parser = make_parser("bench.gpu", __doc__, only="gpu_adam_*")
     parser.add_argument("--seconds", type=float, default=300, help="time limit for all workloads")
-    parser.add_argument(
-        "--only", default="*", metavar="PATTERN", help="names of workloads, as in gpu_adam_*"
-    )
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--commit", help="the commit that is measured; by default, asks git")
-    parser.add_argument(
-        "--no-results", action="store_true", help="print the results, but do not write a file"
-    )
     parser.add_argument("--require-gpu", action="store_true", help="fail if there is no GPU")
     options = parser.parse_args()
     console = make_console()
@@ -66,7 +58,7 @@ def main() -> int:
         seconds = (deadline - perf_counter()) / (len(offers) - number)
         free = gpu.count_free_bytes()
         try:
-            if (reason := why_not(offer, free)) is not None:
+            if (reason := offer.why_not(free)) is not None:
                 not_run[offer.name] = reason
             else:
                 run = run_offer(offer, gpu.clock, copy, (1 - _FOR_MAKING) * seconds)
@@ -92,13 +84,6 @@ def main() -> int:
     if offers and not options.no_results:
         console.print(f"written: {path}", soft_wrap=True, highlight=False)
     return 1 if failed else 0
-
-
-def why_not(offer: Offer, free: int | None) -> str | None:
-    """Returns why a workload does not fit into memory, or None."""
-    if free is None or offer.needed_bytes <= free:
-        return None
-    return f"it needs {offer.needed_bytes / 1e9:.0f} GB of memory, and {free / 1e9:.0f} are free"
 
 
 def run_offer(offer: Offer, clock: Clock, copy: float, seconds: float) -> Run:
@@ -128,21 +113,17 @@ def run_offer(offer: Offer, clock: Clock, copy: float, seconds: float) -> Run:
 def measure_first_steps() -> dict[str, Any]:
     """Times the first steps of two processes: one with no compiled kernels, and the next one."""
     found: dict[str, Any] = {}
-    for job in FIRST_STEPS:
+    for kind in FIRST_STEPS:
         with tempfile.TemporaryDirectory() as folder:
-            found[job] = [_measure_first_step(job, folder) for _ in range(2)]
+            found[kind] = [_measure_first_steps(kind, folder) for _ in range(2)]
     return found
 
 
-def _measure_first_step(job: str, folder: str) -> Any:
-    finished = subprocess.run(
-        [sys.executable, "-m", "bench.gpu_first_step", job],
-        cwd=ROOT,
-        env={**os.environ, "CUPY_CACHE_DIR": folder},
-        capture_output=True,
-        text=True,
-    )
-    return finished.stderr if finished.returncode else json.loads(finished.stdout)
+def _measure_first_steps(kind: str, folder: str) -> Any:
+    try:
+        return first_step.run(kind, "gpu:0", folder)
+    except subprocess.CalledProcessError as error:
+        return error.stderr
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ RESULTS = ROOT / "bench" / "results"
 Step = Callable[[], object]
 # Larger than the caches of most CPUs.
 _COPY_BYTES, _COPIES = 256 * 2**20, 15
+_WARM_UP_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,15 @@ class Offer(NamedTuple):
         name: The workload's name.
         make: Makes it.
         targets: Of its measurements.
-        needed_bytes: How much of a GPU's memory it needs.
+        why_not: Returns why it does not fit into so much memory, or None.
+        is_slow: Whether it is left out of a run of all workloads: it takes minutes.
     """
 
     name: str
     make: Callable[[], Workload]
     targets: Sequence[Target] = ()
-    needed_bytes: int = 0
+    why_not: Callable[[int | None], str | None] = lambda _: None
+    is_slow: bool = False
 
 
 class Copies(NamedTuple):
@@ -86,13 +89,26 @@ class Copies(NamedTuple):
 
 
 def make_parser(
-    prog: str, description: str | None, rounds: int | None = None
+    prog: str, description: str | None, rounds: int | None = None, only: str | None = None
 ) -> argparse.ArgumentParser:
-    """Makes the parser of a command that measures, perhaps in rounds, and writes results."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+    """Makes the parser of a command that measures and writes results.
+
+    Args:
+        prog: The command.
+        description: What it does.
+        rounds: How many there are by default, if it has rounds.
+        only: An example of a pattern of names, if it takes one.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     if rounds is not None:
         parser.add_argument(
             "--rounds", type=_two_or_more, default=rounds, help="samples of each contender"
+        )
+    if only is not None:
+        parser.add_argument(
+            "--only", default="*", metavar="PATTERN", help=f"what is measured, as in {only}"
         )
     parser.add_argument(
         "--no-results", action="store_true", help="print the results, but do not write a file"
@@ -113,9 +129,7 @@ def measure_copies() -> Copies:
     return Copies([_time(copy) for _ in range(_COPIES)], 2 * _COPY_BYTES)
 
 
-def take_samples(
-    workload: Workload, rounds: int, warm_up_rounds: int = 3
-) -> dict[str, list[float]]:
+def take_samples(workload: Workload, rounds: int) -> dict[str, list[float]]:
     """Returns each contender's times in milliseconds, one for each round."""
     samples: dict[str, list[float]] = {name: [] for name in workload.contenders}
 
@@ -126,8 +140,8 @@ def take_samples(
         samples[name].append(_time(step))
         workload.settle()
 
-    take_turns(samples, sample, warm_up_rounds + rounds)
-    return {name: times[warm_up_rounds:] for name, times in samples.items()}
+    take_turns(samples, sample, _WARM_UP_ROUNDS + rounds)
+    return {name: times[_WARM_UP_ROUNDS:] for name, times in samples.items()}
 
 
 def report(
@@ -174,12 +188,10 @@ def make_run(
         workload.bytes_moved,
         "operation" if workload.operations else None,
         workload.operations,
-        None,
-        None,
-        [round(ms, 6) for ms in copies.samples_ms] if copies else [],
-        round(copies.gb_per_s, 6) if copies else None,
-        dict(contenders),
-        dict(workload.left_out),
+        copy_ms=[round(ms, 6) for ms in copies.samples_ms] if copies else [],
+        copy_gb_per_s=round(copies.gb_per_s, 6) if copies else None,
+        contenders=dict(contenders),
+        left_out=dict(workload.left_out),
     )
 
 

@@ -71,11 +71,8 @@ Kernels = Mapping[str, Mapping[str, Kernel]]
 def main() -> None:
     from bench import pages
 
-    parser = make_parser("bench.instructions", __doc__)
+    parser = make_parser("bench.instructions", __doc__, only="'adam, *'")
     parser.add_argument("commit", metavar="COMMIT", help="the other commit")
-    parser.add_argument(
-        "--only", default="*", metavar="PATTERN", help="names of kernels, as in 'adam, *'"
-    )
     options = parser.parse_args()
     runs: dict[str, Run] = {}
     with checkout(options.commit) as other:

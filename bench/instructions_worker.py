@@ -149,15 +149,7 @@ def _codes_of(rule: UpdateRule, form: str) -> Any:
     """Returns how a rule's slots are stored in 8 bits, as kernels take it."""
     try:
         codecs = import_module("gpuopt.optimizers.base.slot_options").coded_slots(rule, form)
-    except ImportError:  # until 2bca04c1
-        return _codes_until_2bca04c1(rule, form)
-    return tuple(codecs.values())
-
-
-def _codes_until_2bca04c1(rule: UpdateRule, form: str) -> Any:
-    try:
-        codecs = import_module("gpuopt.state.slot_codecs").slot_codes(rule, form).codecs
-    except (AttributeError, ImportError):  # until 3c94777f
+    except ImportError:  # in 3c94777f
         return import_module("gpuopt.rules.slot_codes").slot_codes(rule, form).codings
     return tuple(codecs.values())
 

@@ -197,6 +197,6 @@ def _step_of(**options: Any) -> Step:
 
 
 OFFERS = (
-    Offer("slot_dtype_movement", slot_dtype_movement),
-    Offer("demo_in_float16", demo_in_float16),
+    Offer("slot_dtype_movement", slot_dtype_movement, is_slow=True),
+    Offer("demo_in_float16", demo_in_float16, is_slow=True),
 )

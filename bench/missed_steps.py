@@ -1,7 +1,6 @@
 """Rows that catch up by sums, and step by step: how long both take, by how many steps they missed.
 
-`.venv/bin/python -m bench.missed_steps` takes a quarter of an hour, 2 GB of memory and a core. It
-writes a file of results, of which `bench.pages` writes the table of the decision.
+They take 2 GB of memory and a core. `bench.pages` writes the table of the decision.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness import Offer, Workload, make_parser, report, take_samples, write_results
+from bench.harness import Offer, Workload
 from bench.targets import Target
 from gpuopt.backends import Target as Arrays
 from gpuopt.backends import backend_for
@@ -49,8 +48,7 @@ def name_run(rule: str, height: int, width: int, gap: int) -> str:
     return f"missed_{rule.lower()}_{height}x{width}_{gap}"
 
 
-def list_offers() -> Iterator[Offer]:
-    """Lists what is measured."""
+def _offer() -> Iterator[Offer]:
     for rule in RULES:
         for height, width in SIZES:
             for gap in GAPS:
@@ -58,7 +56,8 @@ def list_offers() -> Iterator[Offer]:
                 targets = []
                 if rule == "Adam" and gap == GAP_OF_RULE:
                     targets = [Target(name, "ratio", STEPPING, at_most=1 / MOST)]
-                yield Offer(name, partial(_make, rule, height, width, gap), targets)
+                make = partial(_make, rule, height, width, gap)
+                yield Offer(name, make, targets, is_slow=True)
 
 
 def _make(name: str, height: int, width: int, gap: int) -> Workload:
@@ -99,19 +98,4 @@ def _make(name: str, height: int, width: int, gap: int) -> Workload:
     )
 
 
-def main() -> None:
-    parser = make_parser("bench.missed_steps", __doc__, 5)
-    options = parser.parse_args()
-    runs = {}
-    for offer in list_offers():
-        workload = offer.make()
-        # Some take a minute: one round to warm up.
-        samples = take_samples(workload, options.rounds, 1)
-        runs[offer.name] = report(offer.name, workload, samples, offer.targets)
-        del workload
-    if not options.no_results:
-        print(f"written: {write_results(runs)}")
-
-
-if __name__ == "__main__":
-    main()
+OFFERS = (*_offer(),)

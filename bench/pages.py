@@ -270,9 +270,6 @@ def _make_machine_table(runs: Sequence[Run]) -> str:
 
 # docs/performance.md: growth, from a file of `gpuopt bench --growth --json`
 
-# What is called flat costs at most so many times what it costs at best.
-FLAT = 2.0
-
 
 def list_curves(results: Results) -> dict[str, list[Run]]:
     """Returns the runs of each curve.
@@ -286,20 +283,6 @@ def list_curves(results: Results) -> dict[str, list[Run]]:
     return {name: found[name] for name in pictures.CURVES}
 
 
-def find_flat(costs: Sequence[float]) -> tuple[int, int, int]:
-    """Returns the position of the least cost, and the first and last of those near it.
-
-    The costs from the first to the last are at most `FLAT` times the least one.
-    """
-    least = costs.index(min(costs))
-    first = last = least
-    while first > 0 and costs[first - 1] <= FLAT * costs[least]:
-        first -= 1
-    while last < len(costs) - 1 and costs[last + 1] <= FLAT * costs[least]:
-        last += 1
-    return least, first, last
-
-
 def _write_growth(files: Sequence[Path]) -> str:
     [file] = files
     results = read_results(file)
@@ -310,7 +293,6 @@ def _write_growth(files: Sequence[Path]) -> str:
     return _join(
         "![Nanoseconds that each parameter, tensor or row costs each library, in four panels; the\n"
         f"table below has some of the numbers.](images/{pictures.GROWTH})",
-        "\n".join(_describe_curve(name, of_curve) for name, of_curve in curves.items()),
         _make_growth_table(curves),
         f"From `{name_file(file)}`,\n"
         # A file's name is <date>-<commit>-<what>.json.
@@ -318,29 +300,6 @@ def _write_growth(files: Sequence[Path]) -> str:
         f"cores of an\n{machine['cpu']}, Python {machine['python']}, {_name_versions(machine)}.\n"
         f"Medians of {_describe_rounds(results)}. Of its {len(runs)} runs, {spread} have times\n"
         f"that spread widely, and {others} have other warnings{why}.",
-    )
-
-
-def _describe_curve(name: str, runs: Sequence[Run]) -> str:
-    """Says where a curve is flat, and how gpuopt's time compares with the peer's."""
-    curve = pictures.CURVES[name]
-    ours, peers = (pictures.list_costs(runs, name) for name in ("gpuopt", curve.peer))
-    costs = list(ours.values())
-    least, first, last = find_flat(costs)
-    ratios = {at: ours[at] / cost for at, cost in peers.items()}
-    best, worst = (of(ratios, key=lambda at: ratios[at]) for of in (min, max))
-    step_ms = [
-        three_digits(run.contenders["gpuopt"].usual.median_ms) for run in (runs[0], runs[-1])
-    ]
-    at = [_format_size(each) for each in ours]
-    at_best, at_worst = _format_size(best), _format_size(worst)
-    return (
-        f"- **{curve.title[0].upper()}{curve.title[1:]}.** A {runs[0].per} costs gpuopt\n"
-        f"  {three_digits(costs[least])} ns where it costs least, at {at[least]} {curve.axis},\n"
-        f"  and at most {FLAT:g} times that from {at[first]} to {at[last]}. A step takes\n"
-        f"  {step_ms[0]} ms at {at[0]}, and {step_ms[1]} ms at {at[-1]}.\n"
-        f"  This is from {ratios[best]:.2f} (at {at_best}) to {ratios[worst]:.2f} times\n"
-        f"  (at {at_worst}) what {curve.peer} takes."
     )
 
 
@@ -580,6 +539,7 @@ def _read_catch_up(files: Sequence[Path]) -> dict[str, Run]:
 
 def _draw_catch_up(files: Sequence[Path]) -> None:
     pictures.draw_catch_up_times(_read_catch_up(files))
+    pictures.draw_catch_up_training(catch_up.train_apart())
 
 
 # docs/decisions/2026-12-01-...: sums of missed steps, from a file of `python -m bench.missed_steps`

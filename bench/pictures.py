@@ -29,24 +29,22 @@ _IMAGES = ROOT / "docs" / "images"
 
 
 class Curve(NamedTuple):
-    """What grows, and beside whom.
+    """What grows.
 
     Attributes:
         title: What a step updates.
         axis: What grows.
-        peer: The contender that gpuopt is compared with in words.
     """
 
     title: str
     axis: str
-    peer: str
 
 
 CURVES = {
-    "parameters": Curve("one tensor", "elements", "torch fused"),
-    "tensors": Curve("tensors of 256 elements", "tensors", "torch fused"),
-    "rows": Curve("rows of a table of 1,000,000 x 16", "rows of the gradient", "torch sparse"),
-    "height": Curve("8,192 rows of a table", "rows of the table", "torch sparse"),
+    "parameters": Curve("one tensor", "elements"),
+    "tensors": Curve("tensors of 256 elements", "tensors"),
+    "rows": Curve("rows of a table of 1,000,000 x 16", "rows of the gradient"),
+    "height": Curve("8,192 rows of a table", "rows of the table"),
 }
 
 

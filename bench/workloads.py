@@ -15,7 +15,16 @@ from importlib.util import find_spec
 import numpy as np
 
 import gpuopt
-from bench import autodiff, catch_up, checkpoints, first_step, low_precision, options, step_path
+from bench import (
+    autodiff,
+    catch_up,
+    checkpoints,
+    first_step,
+    low_precision,
+    missed_steps,
+    options,
+    step_path,
+)
 from bench.harness import Offer, Step, Workload
 from bench.targets import Target, list_targets
 from gpuopt.backends import backend_for
@@ -24,7 +33,7 @@ from gpuopt.bench.jobs import JOBS, RATE, Place
 from gpuopt.bench.models import LOOKUPS, TABLE, draw_lookups
 from gpuopt.bench.peers import ARRAYS, NUMPY_ALONE, TORCH_FORMS
 from gpuopt.bench.sampling import rest
-from gpuopt.bench.workloads import Task, list_tasks, make_chosen
+from gpuopt.bench.workloads import Task, list_tasks, make_chosen, why_not
 from gpuopt.device import Device
 
 _HOST = Place(np, "cpu")
@@ -32,9 +41,9 @@ _MODELS = {task.name: task for task in list_tasks()}
 
 
 def offer_host_workloads(pattern: str = "*") -> Iterator[Offer]:
-    """Yields the workloads in host memory whose names match the pattern."""
-    for offer in _HOST_OFFERS:
-        if fnmatch(offer.name, pattern):
+    """Yields the workloads in host memory whose names match the pattern; for "*", no slow ones."""
+    for offer in HOST_OFFERS:
+        if fnmatch(offer.name, pattern) and not (offer.is_slow and pattern == "*"):
             yield offer
 
 
@@ -225,12 +234,13 @@ def _make_row_sums() -> Workload:
     return Workload(what, contenders, moved, settle=rest)
 
 
-_HOST_OFFERS = (
+HOST_OFFERS = (
     *checkpoints.OFFERS,
     *low_precision.OFFERS,
     *autodiff.OFFERS,
     *step_path.OFFERS,
     *catch_up.OFFERS,
+    *missed_steps.OFFERS,
     *first_step.OFFERS,
     *options.OFFERS,
     *_offer_models(),
@@ -238,7 +248,7 @@ _HOST_OFFERS = (
     *_offer_tables(),
 )
 # Those of a CPU.
-TARGETS = tuple(target for offer in _HOST_OFFERS for target in offer.targets)
+TARGETS = tuple(target for offer in HOST_OFFERS for target in offer.targets)
 
 
 # On a GPU
@@ -267,8 +277,6 @@ GPU_TARGETS = (
     *(Target(name, "runs_ahead", at_least=1) for name in (*_SPARSE, _TEN_TABLES)),
 )
 _GPU_CONTENDERS = ("gpuopt", *TORCH_FORMS, "torch sparse", "a kernel for each parameter", ARRAYS)
-# Of contenders with arrays of their own, how many there are at most; and temporary arrays.
-_MOST_DENSE, _MOST_SPARSE, _TEMPORARIES = 5, 3, 3
 _LARGE_TENSORS = Task("", "4 tensors of 41,943,040 elements each", [(40 * 2**20,)] * 4)
 _TALL_TABLE = Task("", "65,536 rows of a table of 10,000,000 x 128", [(10**7, 128)], 65_536)
 _TALL_TABLES = Task(
@@ -312,12 +320,4 @@ def offer_gpu_workloads(
             task = resize(of_full_size)
             make = partial(_make, job_name, task, place, _GPU_CONTENDERS)
             targets = [each for each in GPU_TARGETS if each.workload == name]
-            yield Offer(name, make, targets, _count_needed_bytes(job_name, task))
-
-
-def _count_needed_bytes(job_name: str, task: Task) -> int:
-    of_each = 1 + len(JOBS[job_name].state)
-    if task.lookups:
-        return 4 * task.num_parameters * _MOST_SPARSE * of_each
-    arrays = _MOST_DENSE * of_each + task.gradient_sets + _TEMPORARIES
-    return 4 * task.num_parameters * arrays
+            yield Offer(name, make, targets, partial(why_not, task, job_name, "float32"))

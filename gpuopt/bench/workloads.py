@@ -30,8 +30,10 @@ DTYPES: Mapping[str, Any] = {
     "float32": np.float32,
     "float64": np.float64,
 }
-# Of each type, the arrays that contenders have at most beside weights and slots.
-_MOST_CONTENDERS, _GRADIENTS, _TEMPORARIES = 7, 3, 3
+# How many contenders of dense and of sparse gradients have weights and slots of their own, at most.
+_MOST_DENSE, _MOST_SPARSE = 7, 4
+# Where gradients are dense: other libraries' own, and temporary arrays.
+_THEIR_GRADIENTS, _TEMPORARIES = 2, 3
 # What has sparse gradients: Adam stands for LazyAdam.
 _SPARSE_JOBS = ("adam", "adagrad")
 # (rows, values) for each table.
@@ -165,9 +167,11 @@ def why_not(
         return f"gradients are sparse, and only {' and '.join(_SPARSE_JOBS)} have contenders"
     if task.lookups and dtype != "float32":
         return "gradients are sparse, and contenders have them in float32"
-    contenders = _MOST_CONTENDERS + num_users
-    each = contenders * (1 + len(JOBS[job_name].state)) + _GRADIENTS + _TEMPORARIES
-    needed = task.num_parameters * itemsize(dtype) * each
+    contenders = (_MOST_SPARSE if task.lookups else _MOST_DENSE) + num_users
+    arrays = contenders * (1 + len(JOBS[job_name].state))
+    if not task.lookups:
+        arrays += task.gradient_sets + _THEIR_GRADIENTS + _TEMPORARIES
+    needed = task.num_parameters * itemsize(dtype) * arrays
     if free_bytes is not None and needed > free_bytes:
         return f"it needs {needed / 1e9:.1f} GB of memory, and {free_bytes / 1e9:.1f} are free"
     return None

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 
 from bench.harness import Workload, take_samples
-from bench.workloads import TARGETS, offer_host_workloads
+from bench.workloads import HOST_OFFERS, TARGETS, offer_host_workloads
 from gpuopt.bench.contenders import Contender, compiled_as_now
 from gpuopt.bench.peers import NUMPY_ALONE
 
 
 def test_targets_are_of_workloads_with_names_of_their_own() -> None:
-    offers = list(offer_host_workloads())
-    names = [offer.name for offer in offers]
+    names = [offer.name for offer in HOST_OFFERS]
     assert len(set(names)) == len(names)
-    assert all(target.workload == offer.name for offer in offers for target in offer.targets)
+    assert all(target.workload == offer.name for offer in HOST_OFFERS for target in offer.targets)
     assert len(TARGETS) == len({(each.workload, each.quantity, each.against) for each in TARGETS})
 
 
@@ -22,6 +21,16 @@ def test_only_workloads_whose_names_match_are_offered() -> None:
     offers = offer_host_workloads("host_*_1000x64")
     assert [offer.name.split("_")[-1] for offer in offers] == ["1000x64"] * 6
     assert not list(offer_host_workloads("momentum*"))
+
+
+def test_slow_workloads_are_offered_if_they_are_asked_for() -> None:
+    slow = {offer.name for offer in HOST_OFFERS if offer.is_slow}
+    assert {offer.name for offer in HOST_OFFERS} - slow == {
+        offer.name for offer in offer_host_workloads("*")
+    }
+    [offer] = offer_host_workloads("demo_in_float16")
+    assert offer.name in slow
+    assert {offer.name for offer in offer_host_workloads("*checkpoint")} < slow
 
 
 def test_a_workload_has_the_contenders_of_its_targets() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from every_optimizer import configurations, make, own_step
 from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
+from bench import first_step
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends import backend_for
 from gpuopt.backends.cuda.page_locked import Landing
@@ -31,7 +31,6 @@ from gpuopt.bench.clock import GpuClock, measure_copy_bytes_per_second
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).resolve().parents[3]
 # How long the GPU is kept busy: much longer than the host takes for a step.
 HELD_MS = 300
 # What a step of the largest variable takes.
@@ -562,24 +561,15 @@ def test_after_a_kernel_has_failed_a_wait_ends_at_once_with_the_error_of_cuda(cu
 # The first step of a process
 
 
-def first_step(folder: Path, job: str) -> dict[str, Any]:
-    environment = {**os.environ, "CUPY_CACHE_DIR": str(folder)}
-    command = [sys.executable, "-m", "bench.gpu_first_step", job]
-    finished = subprocess.run(
-        command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
-    )
-    return json.loads(finished.stdout)  # type: ignore[no-any-return]
-
-
 @pytest.mark.real_gpu("is about its speed")
 def test_the_first_use_of_a_rule_compiles_in_two_seconds(tmp_path: Path) -> None:
-    assert first_step(tmp_path, "adam")["first_step_ms"] < 2000
+    assert first_step.run("dense", "gpu:0", str(tmp_path))["first_step_ms"] < 2000
 
 
 def test_the_first_use_of_a_rule_compiles_once_for_all_processes(tmp_path: Path) -> None:
-    first = first_step(tmp_path, "adam")
+    first = first_step.run("dense", "gpu:0", str(tmp_path))
     assert first["compiled"] > 0
     kept = sorted(path.name for path in tmp_path.iterdir())
-    second = first_step(tmp_path, "adam")
+    second = first_step.run("dense", "gpu:0", str(tmp_path))
     assert second["compiled"] == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == kept
