@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from bench.harness import ROOT, make_parser, measure_copies, report, take_samples, write_results
+from bench.harness import ROOT, make_parser, report, take_samples, write_results
 from bench.workloads import offer_host_workloads
 from gpuopt.bench.contenders import compiled_as_now
+from gpuopt.bench.measure import prepare
+from gpuopt.device import Device
 
 
 def main() -> None:
     options = make_parser("bench", __doc__, 30, only="host_*_16m").parse_args()
-    copies = measure_copies()
+    copies = prepare(Device.cpu).measure_copies()
     runs = {}
     for offer in offer_host_workloads(options.only):
         workload = offer.make()

@@ -16,9 +16,9 @@ from bench.harness import RESULTS, Offer, make_parser, make_run, write_results
 from bench.targets import is_missed, judge
 from bench.workloads import GPU, offer_gpu_workloads
 from gpuopt.backends.cuda.availability import why_no_gpu
-from gpuopt.bench.clock import Clock, GpuClock, measure_copy_bytes_per_second
+from gpuopt.bench.clock import Clock, GpuClock
 from gpuopt.bench.machine import describe_machine
-from gpuopt.bench.measure import prepare
+from gpuopt.bench.measure import Copies, prepare
 from gpuopt.bench.profiler import profile
 from gpuopt.bench.report import make_console, print_reasons, print_run
 from gpuopt.bench.results import Run
@@ -44,12 +44,12 @@ def main() -> int:
         return 1 if options.require_gpu else 0
     deadline = perf_counter() + options.seconds
     gpu = prepare(Device.parse("gpu:0"))
-    copy = measure_copy_bytes_per_second(gpu.place.xp)
+    copies = gpu.measure_copies()
     machine = {
         **{**describe_machine(), **dict(describe()), "gpu": gpu.name, "targets_are_for": GPU},
         "first_steps": measure_first_steps(),
     }
-    console.print(f"copies reach {copy / 1e9:.0f} GB/s", highlight=False)
+    console.print(f"copies reach {copies.gb_per_s:.0f} GB/s", highlight=False)
     offers = list(offer_gpu_workloads(gpu.place, options.only))
     runs: dict[str, Run] = {}
     not_run: dict[str, str] = {}
@@ -61,7 +61,7 @@ def main() -> int:
             if (reason := offer.why_not(free)) is not None:
                 not_run[offer.name] = reason
             else:
-                run = run_offer(offer, gpu.clock, copy, (1 - _FOR_MAKING) * seconds)
+                run = run_offer(offer, gpu.clock, copies, (1 - _FOR_MAKING) * seconds)
                 print_run(console, offer.name, run)
                 runs[offer.name] = run
         except Exception as error:  # time on a GPU is scarce: run the other workloads
@@ -86,7 +86,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def run_offer(offer: Offer, clock: Clock, copy: float, seconds: float) -> Run:
+def run_offer(offer: Offer, clock: Clock, copies: Copies, seconds: float) -> Run:
     """Makes a workload, measures it and judges it.
 
     gpuopt, and each contender of a missed target, has the kernels of a step in its figures.
@@ -94,12 +94,12 @@ def run_offer(offer: Offer, clock: Clock, copy: float, seconds: float) -> Run:
     Args:
         offer: The workload.
         clock: The device's.
-        copy: How many bytes a copy reads and writes a second.
+        copies: For comparison.
         seconds: The time limit.
     """
     workload = offer.make()
-    figures = measure(workload, clock, copy, seconds)
-    run = replace(make_run(workload, figures), copy_gb_per_s=round(copy / 1e9, 1))
+    figures = measure(workload, clock, 1e9 * copies.gb_per_s, seconds)
+    run = make_run(workload, figures, copies)
     run.targets.extend(str(judge(target, run)) for target in offer.targets)
     missed = [target for target in offer.targets if is_missed(target, run)]
     for name in {"gpuopt", *(target.against or "gpuopt" for target in missed)} if missed else ():

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
 import gpuopt
 from bench.targets import Target, judge
 from gpuopt.bench.contenders import Contender
-from gpuopt.bench.machine import describe_commit, describe_machine, make_host_copy, read_cpu_model
+from gpuopt.bench.machine import describe_commit, describe_machine, read_cpu_model
+from gpuopt.bench.measure import Copies
 from gpuopt.bench.report import make_console, print_run
 from gpuopt.bench.results import Figures, Results, Run, make_figures, read_results
 from gpuopt.bench.results import write_results as write_file
@@ -25,8 +25,6 @@ from gpuopt.bench.sampling import take_turns
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 Step = Callable[[], object]
-# Larger than the caches of most CPUs.
-_COPY_BYTES, _COPIES = 256 * 2**20, 15
 _WARM_UP_ROUNDS = 3
 
 
@@ -72,22 +70,6 @@ class Offer(NamedTuple):
     is_slow: bool = False
 
 
-class Copies(NamedTuple):
-    """Copies in memory, for comparison.
-
-    Attributes:
-        samples_ms: How long they took.
-        num_bytes: How many bytes each one reads and writes.
-    """
-
-    samples_ms: Sequence[float]
-    num_bytes: int
-
-    @property
-    def gb_per_s(self) -> float:
-        return self.num_bytes / median(self.samples_ms) / 1e6
-
-
 def make_parser(
     prog: str, description: str | None, rounds: int | None = None, only: str | None = None
 ) -> argparse.ArgumentParser:
@@ -121,12 +103,6 @@ def _two_or_more(text: str) -> int:
     if number < 2:
         raise argparse.ArgumentTypeError(f"must be at least 2, and is {number}")
     return number
-
-
-def measure_copies() -> Copies:
-    """Times copies in host memory."""
-    copy = make_host_copy(_COPY_BYTES)
-    return Copies([_time(copy) for _ in range(_COPIES)], 2 * _COPY_BYTES)
 
 
 def take_samples(workload: Workload, rounds: int) -> dict[str, list[float]]:

@@ -140,14 +140,6 @@ class GpuClock:
             self._larger_than_caches.max(out=self._read)
 
 
-def measure_copy_bytes_per_second(cupy: Any, num_bytes: int = 2 * 2**30, rounds: int = 20) -> float:
-    """Measures the bandwidth of a copy within the GPU's memory: bytes read and written a second."""
-    clock, copy = GpuClock(cupy), make_gpu_copy(cupy, num_bytes)
-    copy()
-    times = [clock.device_ms(copy, 0.5) for _ in range(rounds)]
-    return 2 * num_bytes / (1e-3 * float(np.median(times)))
-
-
 def make_gpu_copy(cupy: Any, num_bytes: int) -> Step:
     """Makes a copy within the GPU's memory, on the current stream."""
     source = cupy.ones(num_bytes // 4, dtype=np.float32)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,22 @@ _GPU_COPY_BYTES = 2**30
 _OUT_OF_SIGHT = "it has streams and memory of its own"
 
 
+class Copies(NamedTuple):
+    """Copies in memory, for comparison.
+
+    Attributes:
+        samples_ms: How long they took.
+        num_bytes: How many bytes each one reads and writes.
+    """
+
+    samples_ms: Sequence[float]
+    num_bytes: int
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.num_bytes / median(self.samples_ms) / 1e6
+
+
 @dataclass(frozen=True)
 class Bench:
     """Where tasks are measured.
@@ -67,6 +83,12 @@ class Bench:
     @property
     def on_gpu(self) -> bool:
         return not self.place.on_host
+
+    def measure_copies(self, rounds: int = 20) -> Copies:
+        """Times copies whose data are in no cache, and frees them."""
+        copy = self.make_copy()
+        copy()
+        return Copies([self.clock.device_ms(copy, 0.5) for _ in range(rounds)], self.copy_bytes)
 
     def watch_throttling(self) -> GpuThrottling | None:
         """Makes what sees whether a GPU is throttled while it is timed."""
@@ -157,7 +179,7 @@ def measure(
         warnings += throttling.explain()
     copy_ms = samples.pop(_COPY)["cold"]
     warnings += find_drift(copy_ms)
-    copy_gb_per_s = bench.copy_bytes / median(copy_ms) / 1e6
+    copy_gb_per_s = Copies(copy_ms, bench.copy_bytes).gb_per_s
     contenders = {
         name: make_figures(samples[name], made.bytes_moved, copy_gb_per_s, **of_one)
         for name, of_one in kept.items()

@@ -45,6 +45,11 @@ def test_a_page_names_each_file_of_results() -> None:
     assert {file for file in files if file.name not in pages_text} == set()
 
 
+def test_all_files_of_results_have_one_form() -> None:
+    for file in RESULTS.glob("*/*.json"):
+        assert read_results(file).runs
+
+
 def test_each_picture_is_of_the_files_that_its_part_names() -> None:
     for file in find_files("machines"):
         drawn = (IMAGES / pictures.name_steps(file)).read_text()

@@ -51,7 +51,7 @@ from gpuopt.bench.jobs import (
     Place,
 )
 from gpuopt.bench.machine import describe_commit
-from gpuopt.bench.measure import Bench
+from gpuopt.bench.measure import Bench, Copies
 from gpuopt.bench.models import draw_lookups
 from gpuopt.bench.peers import NUMPY_ALONE, make_torch_step
 from gpuopt.bench.profiler import profile
@@ -62,6 +62,7 @@ pytestmark = pytest.mark.internal
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = Place(np, "cpu")
+COPIES = Copies([1.0, 2.0, 4.0], 2 * 10**6)
 SETTINGS: dict[str, dict[str, float]] = {
     "adam": {"learning_rate": RATE, "beta1": BETA1, "beta2": BETA2, "epsilon": EPSILON},
     "adam_w": {
@@ -232,7 +233,7 @@ def test_every_target_names_a_workload_and_a_contender() -> None:
 @pytest.mark.usefixtures("short_samples")
 def test_every_workload_runs_and_is_judged(tmp_path: Path) -> None:
     offers = list(offer_gpu_workloads(HOST, resize=make_tiny))
-    runs = {offer.name: run_offer(offer, HostClock(), 1e9, seconds=0) for offer in offers}
+    runs = {offer.name: run_offer(offer, HostClock(), COPIES, seconds=0) for offer in offers}
     for name, run in runs.items():
         assert {"gpuopt", "array operations"} <= run.contenders.keys()
         print_run(Console(file=StringIO()), name, run)
@@ -242,6 +243,7 @@ def test_every_workload_runs_and_is_judged(tmp_path: Path) -> None:
     assert path.name.endswith("-abc.json")
     written = read_results(path)
     assert (written.commit, written.runs) == ("abc", runs)
+    assert all((run.copy_ms, run.copy_gb_per_s) == ([1.0, 2.0, 4.0], 1.0) for run in runs.values())
     ours = written.runs["gpu_adam_160m"].contenders["gpuopt"]
     assert len(ours.times["device"].samples_ms) >= 3
     assert ours.gb_per_s > 0
@@ -253,7 +255,7 @@ def test_every_workload_runs_on_arrays_of_a_gpu(monkeypatch: pytest.MonkeyPatch)
     """Leaves torch out, which cannot use the stand-in's arrays."""
     monkeypatch.setattr(peers, "why_not_torch", lambda *_: "not on this one")
     for offer in offer_gpu_workloads(Place(fake_cupy, "cpu"), resize=make_tiny):
-        run = run_offer(offer, HostClock(), 1e9, seconds=0)
+        run = run_offer(offer, HostClock(), COPIES, seconds=0)
         assert set(run.contenders) == {"gpuopt", "array operations"}
         assert all(name.startswith("torch") for name in run.left_out)
 
@@ -270,8 +272,7 @@ def test_results_are_written_after_each_workload_and_one_that_fails_stops_no_oth
     some = [offers[0]._replace(name="broken", make=broken), *offers]
     for name, value in {
         "why_no_gpu": lambda: None,
-        "prepare": lambda device: Bench("Some GPU", HOST, HostClock(), lambda: int, 0),
-        "measure_copy_bytes_per_second": lambda xp: 1e9,
+        "prepare": lambda device: Bench("Some GPU", HOST, HostClock(), lambda: int, 1000),
         "offer_gpu_workloads": lambda place, pattern: iter(some),
         "measure_first_steps": lambda: {},
     }.items():
@@ -294,7 +295,7 @@ def test_results_are_written_after_each_workload_and_one_that_fails_stops_no_oth
 @pytest.mark.usefixtures("short_samples")
 def test_bytes_moved_counts_each_array_once_for_each_read_and_write() -> None:
     found = {
-        offer.name: run_offer(offer, HostClock(), 1e9, seconds=0).bytes_moved
+        offer.name: run_offer(offer, HostClock(), COPIES, seconds=0).bytes_moved
         for offer in offer_gpu_workloads(HOST, "*[a-z0]_160m", make_tiny)
     }
     elements = 4 * 12
