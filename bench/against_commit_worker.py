@@ -43,14 +43,13 @@ class _Timed:
 
     def __init__(self, name: str) -> None:
         from bench.workloads import offer_host_workloads
-        from gpuopt.bench.contenders import Contender
+        from gpuopt.bench.contenders import as_contender
         from gpuopt.bench.sampling import rest
 
         [offer] = offer_host_workloads(name)
         workload = offer.make()
         self.description = workload.description
-        step = self._step = workload.contenders["gpuopt"]
-        self._prepare = step.prepare if isinstance(step, Contender) else lambda: None
+        self._ours = as_contender(workload.contenders["gpuopt"])
         # `rest` waits for other libraries' threads, and there are none here.
         self._settle = (lambda: None) if workload.settle is rest else workload.settle
         for _ in range(_WARM_UP_STEPS):
@@ -66,9 +65,9 @@ class _Timed:
         return total_ms / steps
 
     def _time_step_ms(self) -> float:
-        self._prepare()
+        self._ours.prepare()
         started = perf_counter()
-        self._step()
+        self._ours.step()
         elapsed_ms = 1e3 * (perf_counter() - started)
         self._settle()
         return elapsed_ms

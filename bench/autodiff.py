@@ -12,8 +12,9 @@ import autograd.numpy
 import numpy as np
 
 import gpuopt
-from bench.harness import Offer, Workload
+from bench.harness import Offer
 from gpuopt.autodiff import engine_of
+from gpuopt.bench.workloads import Workload
 
 _LAYERS, _WIDTH, _BATCH = 6, 512, 256
 
@@ -50,7 +51,8 @@ def _make_elementwise_workload(num_pairs: int) -> Workload:
     return Workload(
         f"Gradient of {operations} operation(s) on 8 float32 elements",
         contenders,
-        operations=operations,
+        per="operation",
+        units=operations,
     )
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 import gpuopt
-from bench.harness import Offer, Step, Workload
+from bench.harness import Offer
 from bench.targets import list_targets
+from gpuopt.bench.clock import Step
 from gpuopt.bench.peers import make_torch_step
+from gpuopt.bench.workloads import Workload
 
 # Of the curve: as many at each height. As many draws would name more rows of a taller table.
 NUM_DIFFERENT = 4_096

@@ -12,8 +12,10 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 import gpuopt
-from bench.harness import Offer, Step, Workload
+from bench.harness import Offer
+from gpuopt.bench.clock import Step
 from gpuopt.bench.memory import measure_host_peak
+from gpuopt.bench.workloads import Workload
 
 # 1 GB, including the two slots of each variable.
 _TENSORS = 4

@@ -12,6 +12,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import gmtime, perf_counter, strftime
@@ -26,9 +27,9 @@ import numpy as np
 from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.bench import workloads
 from gpuopt.bench.clock import Clock, GpuClock, Step, make_gpu_copy
-from gpuopt.bench.contenders import Contender
 from gpuopt.bench.jobs import JOBS, RATE, Job, Place
 from gpuopt.bench.machine import describe_commit
+from gpuopt.bench.measure import Copies, make_run
 from gpuopt.bench.models import list_gpt2_shapes, shrink
 from gpuopt.bench.results import Figures, Results, Run, make_figures, write_results
 from gpuopt.info import describe
@@ -83,7 +84,7 @@ class Task(NamedTuple):
     """
 
     name: str
-    make: Callable[[], workloads.Made]
+    make: Callable[[], workloads.Workload]
 
 
 def main() -> int:
@@ -217,13 +218,13 @@ def list_tasks(cupy: Any, sizes: Sizes) -> list[Task]:
 
     def make(
         task: workloads.Task, job: Job = adam, peer: str = "torch fused", num_bytes: float = 0
-    ) -> workloads.Made:
+    ) -> workloads.Workload:
         made = workloads.make_chosen(task, job, place, ("gpuopt", peer))
-        return made._replace(bytes_moved=round(num_bytes)) if num_bytes else made
+        return replace(made, bytes_moved=round(num_bytes)) if num_bytes else made
 
-    def make_copy() -> workloads.Made:
-        copy = Contender(make_gpu_copy(cupy, sizes.copied_bytes), None)
-        return workloads.Made(2 * sizes.copied_bytes, {_COPY: copy}, {})
+    def make_copy() -> workloads.Workload:
+        copy = make_gpu_copy(cupy, sizes.copied_bytes)
+        return workloads.Workload("", {_COPY: copy}, 2 * sizes.copied_bytes)
 
     # A norm reads gradients once more; a slot in 8 bits has its share of a block's scale.
     by_norm, of_bytes = (each * large.num_parameters for each in (32, 16 + 1 / 16))
@@ -251,13 +252,14 @@ def time_all(seconds: float, sizes: Sizes) -> Iterator[tuple[Mapping[str, Run], 
     clock, deadline = GpuClock(cupy), perf_counter() + seconds
     runs: dict[str, Run] = {}
     failures: dict[str, str] = {}
-    copy: Figures | None = None
+    copies: Copies | None = None
     tasks = list_tasks(cupy, sizes.that_fit(cupy.cuda.runtime.memGetInfo()[0]))
     for number, task in enumerate(tasks):
         limit = (1 - _FOR_MAKING) * (deadline - perf_counter()) / (len(tasks) - number)
         try:
-            runs[task.name] = run = time_task(clock, task, limit, copy)
-            copy = run.contenders.get(_COPY, copy)
+            runs[task.name] = run = time_task(clock, task, limit, copies)
+            if run.bytes_moved and (copy := run.contenders.get(_COPY)):
+                copies = Copies(copy.usual.samples_ms, run.bytes_moved)
         except Exception as error:  # the other tasks are still timed
             failures[task.name] = f"{type(error).__name__}: {error}"
         gc.collect()
@@ -265,27 +267,23 @@ def time_all(seconds: float, sizes: Sizes) -> Iterator[tuple[Mapping[str, Run], 
         yield runs, failures
 
 
-def time_task(clock: Clock, task: Task, seconds: float, copy: Figures | None) -> Run:
+def time_task(clock: Clock, task: Task, seconds: float, copies: Copies | None) -> Run:
     """Makes a task's steps and times them; its arrays are free afterwards, also if it fails."""
-    made = task.make()
-    share = seconds / len(made.contenders)
-    speed = copy.gb_per_s if copy else None
-    contenders = {
-        who: time_step(clock, step, share, made.bytes_moved, speed)
-        for who, step in made.contenders.items()
+    workload = replace(task.make(), description=task.name)
+    share, copy_gb_per_s = seconds / len(workload.contenders), copies and copies.gb_per_s
+    figures = {
+        who: time_step(clock, step, share, workload.bytes_moved, copy_gb_per_s)
+        for who, step in workload.contenders.items()
     }
-    return Run(
-        task.name,
-        made.bytes_moved,
-        copy_ms=copy.usual.samples_ms if copy else [],
-        copy_gb_per_s=speed,
-        contenders=contenders,
-        left_out=made.left_out,
-    )
+    return make_run(workload, figures, copies)
 
 
 def time_step(
-    clock: Clock, step: Step, seconds: float, num_bytes: int, copy_gb_per_s: float | None = None
+    clock: Clock,
+    step: Step,
+    seconds: float,
+    num_bytes: int | None,
+    copy_gb_per_s: float | None = None,
 ) -> Figures:
     """Times a step; half of the time is for the device's times, and half for those of the host."""
     clock.synchronize()

@@ -13,8 +13,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import gpuopt
-from bench.harness import Offer, Workload
+from bench.harness import Offer
 from bench.targets import Target
+from gpuopt.bench.workloads import Workload
 
 _COMPILED = "compiled by an earlier process"
 _WORKER = Path(__file__).with_name("first_step_worker.py")

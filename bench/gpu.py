@@ -12,13 +12,13 @@ from typing import Any
 
 from bench import first_step
 from bench.gpu_harness import measure
-from bench.harness import RESULTS, Offer, make_parser, make_run, write_results
+from bench.harness import RESULTS, Offer, make_parser, write_results
 from bench.targets import is_missed, judge
 from bench.workloads import GPU, offer_gpu_workloads
 from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.bench.clock import Clock, GpuClock
 from gpuopt.bench.machine import describe_machine
-from gpuopt.bench.measure import Copies, prepare
+from gpuopt.bench.measure import Copies, make_run, prepare
 from gpuopt.bench.profiler import profile
 from gpuopt.bench.report import make_console, print_reasons, print_run
 from gpuopt.bench.results import Run

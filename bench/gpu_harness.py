@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 
-from bench.harness import Workload
 from gpuopt.bench.clock import Clock, Step
 from gpuopt.bench.results import Figures, make_figures
+from gpuopt.bench.workloads import Workload
 
 # A sample of wall time: this many steps, then one wait for the device. Fewer steps, if they would
 # take longer than _MOST_SAMPLE_MS.

@@ -11,11 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.harness import ROOT, Workload, make_parser, report, write_results
+from bench.harness import ROOT, make_parser, report, write_results
 from bench.launches import Step, time_on_host
 from bench.targets import Target
 from gpuopt.bench.machine import describe_commit
 from gpuopt.bench.models import list_gpt2_shapes, shrink
+from gpuopt.bench.workloads import Workload
 
 # Narrower than they are, because their number counts here, and memory is short.
 _GPT2 = shrink(list_gpt2_shapes(), divisor=12)

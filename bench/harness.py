@@ -6,50 +6,26 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from time import perf_counter
 from typing import NamedTuple
 
 import gpuopt
 from bench.targets import Target, judge
-from gpuopt.bench.contenders import Contender
+from gpuopt.bench.clock import time_ms
+from gpuopt.bench.contenders import as_contender
 from gpuopt.bench.machine import describe_commit, describe_machine, read_cpu_model
-from gpuopt.bench.measure import Copies
+from gpuopt.bench.measure import Copies, make_run
 from gpuopt.bench.report import make_console, print_run
-from gpuopt.bench.results import Figures, Results, Run, make_figures, read_results
+from gpuopt.bench.results import Results, Run, make_figures, read_results
 from gpuopt.bench.results import write_results as write_file
 from gpuopt.bench.sampling import take_turns
+from gpuopt.bench.workloads import Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-Step = Callable[[], object]
 _WARM_UP_ROUNDS = 3
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A task that several contenders are timed on.
-
-    Attributes:
-        description: The task, in a sentence.
-        contenders: By name, functions that do one step; gpuopt's is called "gpuopt".
-        bytes_moved: How many bytes a step must at least read and write; None where memory is not
-            the limit.
-        operations: How many operations a step has, where the cost of each one matters.
-        settle: Called after each step and not timed: waits for background work.
-        peak_extra_bytes: By contender, how much memory a step needs at its peak, where measured.
-        left_out: Contenders that take no part, with reasons.
-    """
-
-    description: str
-    contenders: Mapping[str, Step]
-    bytes_moved: int | None = None
-    operations: int | None = None
-    settle: Step = lambda: None
-    peak_extra_bytes: Mapping[str, int] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 class Offer(NamedTuple):
@@ -110,10 +86,9 @@ def take_samples(workload: Workload, rounds: int) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = {name: [] for name in workload.contenders}
 
     def sample(name: str) -> None:
-        step = workload.contenders[name]
-        if isinstance(step, Contender):
-            step.prepare()
-        samples[name].append(_time(step))
+        contender = as_contender(workload.contenders[name])
+        contender.prepare()
+        samples[name].append(time_ms(contender.step))
         workload.settle()
 
     take_turns(samples, sample, _WARM_UP_ROUNDS + rounds)
@@ -139,9 +114,8 @@ def report(
     contenders = {}
     for each, times in samples.items():
         kept = {"peak_extra_bytes": workload.peak_extra_bytes.get(each)}
-        step = workload.contenders.get(each)
-        if isinstance(step, Contender):
-            kept["state_bytes"] = step.count_state_bytes()
+        if (step := workload.contenders.get(each)) is not None:
+            kept["state_bytes"] = as_contender(step).count_state_bytes()
         copy_gb_per_s = copies and copies.gb_per_s
         contenders[each] = make_figures(
             {"step": times}, workload.bytes_moved, copy_gb_per_s, **kept
@@ -153,22 +127,6 @@ def report(
     for line in run.targets:
         console.print(line, highlight=False)
     return run
-
-
-def make_run(
-    workload: Workload, contenders: Mapping[str, Figures], copies: Copies | None = None
-) -> Run:
-    """Returns the results of a workload, which is not judged yet."""
-    return Run(
-        workload.description,
-        workload.bytes_moved,
-        "operation" if workload.operations else None,
-        workload.operations,
-        copy_ms=[round(ms, 6) for ms in copies.samples_ms] if copies else [],
-        copy_gb_per_s=round(copies.gb_per_s, 6) if copies else None,
-        contenders=dict(contenders),
-        left_out=dict(workload.left_out),
-    )
 
 
 def write_results(
@@ -221,9 +179,3 @@ def name_file(name: str, commit: str, output: Path = RESULTS) -> Path:
     folder = output / re.sub(r"[^a-z0-9]+", "-", name.lower())
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{datetime.now(UTC):%Y-%m-%d}-{commit}.json"
-
-
-def _time(step: Step) -> float:
-    started = perf_counter()
-    step()
-    return 1e3 * (perf_counter() - started)

@@ -22,9 +22,11 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from bench.against_commit import checkout
-from bench.harness import ROOT, Workload, make_parser, make_run, write_results
+from bench.harness import ROOT, make_parser, write_results
 from gpuopt.bench.machine import describe_commit
+from gpuopt.bench.measure import make_run
 from gpuopt.bench.results import Compiled, Figures, Run
+from gpuopt.bench.workloads import Workload
 
 ARCHITECTURES = ["sm_90", "sm_75", "sm_80", "sm_100", "sm_120"]
 # This checkout's kernels as they would be with contraction.

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import gpuopt
-from bench.harness import Offer, Step, Workload
+from bench.harness import Offer
+from gpuopt.bench.clock import Step
 from gpuopt.bench.contenders import make_our_step
+from gpuopt.bench.workloads import Workload
 from gpuopt.demo.digits import load_digits
 from gpuopt.demo.model import WideAndDeep
 from gpuopt.demo.settings import ARGUMENTS, TUNED

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness import Offer, Workload
+from bench.harness import Offer
 from bench.targets import Target
 from gpuopt.backends import Target as Arrays
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import SparseUpdate
 from gpuopt.backends.catch_up import CatchUp
+from gpuopt.bench.workloads import Workload
 from gpuopt.device import Device
 from gpuopt.optimizers.adam import adam
 from gpuopt.optimizers.add_sign import add_sign

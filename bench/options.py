@@ -11,15 +11,16 @@ import ml_dtypes
 import numpy as np
 
 import gpuopt
-from bench.harness import Offer, Step, Workload
+from bench.harness import Offer
 from bench.low_precision import SEED
 from bench.targets import list_targets
+from gpuopt.bench.clock import Step
 from gpuopt.bench.contenders import make_contender, make_our_step
 from gpuopt.bench.jobs import JOBS, RATE, WEIGHT_DECAY, Place
 from gpuopt.bench.models import Shapes
 from gpuopt.bench.peers import NUMPY_ALONE
 from gpuopt.bench.sampling import rest
-from gpuopt.bench.workloads import Task, list_tasks, make_chosen
+from gpuopt.bench.workloads import Task, Workload, list_tasks, make_chosen
 
 _HOST = Place(np, "cpu")
 _MODELS = {task.name: task for task in list_tasks()}

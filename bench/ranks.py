@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench import pages
-from bench.harness import ROOT, Workload, make_parser, report, write_results
+from bench.harness import ROOT, make_parser, report, write_results
 from bench.targets import Target
+from gpuopt.bench.workloads import Workload
 
 MPIS = ("openmpi", "mpich")
 # By the number of ranks: what they do.

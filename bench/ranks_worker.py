@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 import gpuopt
-from bench.harness import Workload, take_samples
+from bench.harness import take_samples
+from gpuopt.bench.workloads import Workload
 from gpuopt.distributed import MPIGroup
 from gpuopt.step.replica_context import ReplicaContext, in_replica
 

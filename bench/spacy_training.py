@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.harness import ROOT, Workload, make_parser, report, take_samples, write_results
+from bench.harness import ROOT, make_parser, report, take_samples, write_results
 from gpuopt.bench.results import Run
+from gpuopt.bench.workloads import Workload
 
 OPTIMIZERS = {"gpuopt": "gpuopt.Adam.v1", "Thinc's": "Adam.v1"}
 # The defaults of spaCy's configs, and its text classifier.

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 import gpuopt
-from bench.harness import Offer, Step, Workload
+from bench.harness import Offer
 from bench.targets import list_targets
+from gpuopt.bench.clock import Step
+from gpuopt.bench.workloads import Workload
 
 _VARIABLES = 1000
 _FLOATS = 64
@@ -101,7 +103,8 @@ def _make_workload(described: str, num_variables: int, contenders: dict[str, Ste
         contenders,
         # Gradient, slot and weight are read; slot and weight are written.
         bytes_moved=num_variables * _FLOATS * 4 * 5,
-        operations=num_variables,
+        per="operation",
+        units=num_variables,
     )
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from gpuopt.backends.cuda.availability import why_no_gpu
-from gpuopt.bench.contenders import compiled_as_now
+from gpuopt.bench.contenders import as_contender, compiled_as_now
 from gpuopt.bench.measure import Bench, prepare
 from gpuopt.bench.peers import PEERS
-from gpuopt.bench.workloads import Made, Task, list_tasks, make_contenders, why_not
+from gpuopt.bench.workloads import Task, Workload, list_tasks, make_contenders, why_not
 from gpuopt.device import Device
 
 _TASKS = list(list_tasks())
@@ -28,7 +28,7 @@ def where() -> Bench:
 
 
 @pytest.fixture(scope="module", params=_TASKS, ids=[task.name for task in _TASKS])
-def made(request: pytest.FixtureRequest, where: Bench) -> Iterator[Made]:
+def made(request: pytest.FixtureRequest, where: Bench) -> Iterator[Workload]:
     """All contenders of a task, which are freed before those of the next one are made."""
     task: Task = request.param
     if (reason := why_not(task, "adam", "float32", where.count_free_bytes())) is not None:
@@ -39,11 +39,11 @@ def made(request: pytest.FixtureRequest, where: Bench) -> Iterator[Made]:
 
 @pytest.mark.parametrize("contender", [peer.name for peer in PEERS])
 def test_step(
-    benchmark: Any, request: pytest.FixtureRequest, where: Bench, made: Made, contender: str
+    benchmark: Any, request: pytest.FixtureRequest, where: Bench, made: Workload, contender: str
 ) -> None:
     if contender not in made.contenders:
         pytest.skip(made.left_out.get(contender, "it has no part in this task"))
-    chosen = made.contenders[contender]
+    chosen = as_contender(made.contenders[contender])
 
     def set_up() -> None:
         chosen.prepare()

@@ -25,15 +25,16 @@ from bench import (
     options,
     step_path,
 )
-from bench.harness import Offer, Step, Workload
+from bench.harness import Offer
 from bench.targets import Target, list_targets
 from gpuopt.backends import backend_for
+from gpuopt.bench.clock import Step
 from gpuopt.bench.contenders import compiled_as_now, make_our_step
 from gpuopt.bench.jobs import JOBS, RATE, Place
 from gpuopt.bench.models import LOOKUPS, TABLE, draw_lookups
 from gpuopt.bench.peers import ARRAYS, NUMPY_ALONE, TORCH_FORMS
 from gpuopt.bench.sampling import rest
-from gpuopt.bench.workloads import Task, list_tasks, make_chosen, why_not
+from gpuopt.bench.workloads import Task, Workload, list_tasks, make_chosen, why_not
 from gpuopt.device import Device
 
 _HOST = Place(np, "cpu")
@@ -50,16 +51,15 @@ def offer_host_workloads(pattern: str = "*") -> Iterator[Offer]:
 def _make(job_name: str, task: Task, place: Place, names: Collection[str]) -> Workload:
     """Makes a task's contenders of some names."""
     job = JOBS[job_name]
-    made = make_chosen(task, job, place, names)
     title = "LazyAdam" if task.lookups and job_name == "adam" else job.title
-    return Workload(
-        f"{title} on {task.description}",
-        made.contenders,
-        made.bytes_moved,
-        # On a GPU, each kernel that is launched costs.
-        None if place.on_host or task.lookups else len(task.shapes),
+    # On a GPU, each kernel that is launched costs.
+    counts = not (place.on_host or task.lookups)
+    return replace(
+        make_chosen(task, job, place, names),
+        description=f"{title} on {task.description}",
+        per="operation" if counts else None,
+        units=len(task.shapes) if counts else None,
         settle=rest if place.on_host else lambda: None,
-        left_out=made.left_out,
     )
 
 

@@ -10,6 +10,14 @@ import numpy as np
 
 Step = Callable[[], object]
 
+
+def time_ms(step: Step) -> float:
+    """Returns how long a call takes."""
+    started = perf_counter()
+    step()
+    return 1e3 * (perf_counter() - started)
+
+
 # A kernel of one thread that runs for `nanoseconds` of the GPU's own clock.
 _HOLD = """
 __device__ unsigned long long now() {
@@ -81,7 +89,7 @@ class HostClock:
 
     def whole_ms(self, step: Step) -> float:
         self._larger_than_caches += 1
-        return _time(step)
+        return time_ms(step)
 
     def runs_ahead(self, step: Step, host_ms: float) -> bool | None:
         return None
@@ -122,7 +130,7 @@ class GpuClock:
     def whole_ms(self, step: Step) -> float:
         self._flush_caches(dirty=False)
         self.synchronize()
-        return _time(step)
+        return time_ms(step)
 
     def runs_ahead(self, step: Step, host_ms: float) -> bool | None:
         self.synchronize()
@@ -146,9 +154,3 @@ def make_gpu_copy(cupy: Any, num_bytes: int) -> Step:
     target = cupy.empty_like(source)
     stream = cupy.cuda.get_current_stream()
     return lambda: target.data.copy_from_device_async(source.data, num_bytes, stream)
-
-
-def _time(step: Step) -> float:
-    started = perf_counter()
-    step()
-    return 1e3 * (perf_counter() - started)

@@ -42,7 +42,7 @@ class Contender:
     """
 
     step: Step
-    state: Callable[[], Iterable[Any]] | None
+    state: Callable[[], Iterable[Any]] | None = None
     prepare: Step = lambda: None
     is_ours: bool = False
     finish: Step | None = None
@@ -58,6 +58,11 @@ class Contender:
 
     def count_state_bytes(self) -> int | None:
         return None if self.state is None else sum(array.nbytes for array in self.state())
+
+
+def as_contender(step: Step) -> Contender:
+    """Returns a step as a contender; of a bare function, no state is known."""
+    return step if isinstance(step, Contender) else Contender(step)
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ def make_users_step(
         except Exception as error:
             raise _name_failure(name, error) from error
 
-    return Contender(step, None)
+    return Contender(step)
 
 
 def _name_failure(name: str, error: Exception) -> ContenderError:

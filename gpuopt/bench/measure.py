@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import median
@@ -16,12 +16,12 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.cpu.cores import read_cache_bytes
 from gpuopt.bench.clock import Clock, GpuClock, HostClock, Step, make_gpu_copy
-from gpuopt.bench.contenders import Contender, StepMaker, compiled_as_now
+from gpuopt.bench.contenders import Contender, StepMaker, as_contender, compiled_as_now
 from gpuopt.bench.jobs import Place
 from gpuopt.bench.machine import count_free_bytes, make_host_copy
 from gpuopt.bench.memory import measure_gpu_peak, measure_host_peak
 from gpuopt.bench.profiler import count_calls, count_our_calls
-from gpuopt.bench.results import Run, make_figures, warn_of_spread
+from gpuopt.bench.results import Figures, Run, make_figures, warn_of_spread
 from gpuopt.bench.sampling import take_samples
 from gpuopt.bench.slowdowns import (
     GpuThrottling,
@@ -30,7 +30,7 @@ from gpuopt.bench.slowdowns import (
     find_load,
     read_counters,
 )
-from gpuopt.bench.workloads import Task, make_contenders
+from gpuopt.bench.workloads import Task, Workload, make_contenders
 from gpuopt.device import Device
 
 _COPY = "copy"
@@ -153,7 +153,8 @@ def measure(
         on_round: Called after each round.
         users: A user's own contenders: their names, and what makes their steps.
     """
-    made = make_contenders(task, job_name, dtype, bench.place, users)
+    workload = make_contenders(task, job_name, dtype, bench.place, users)
+    contenders = {name: as_contender(step) for name, step in workload.contenders.items()}
     before, started = read_counters(), perf_counter()
     warnings = find_load()
     throttling = bench.watch_throttling()
@@ -165,46 +166,59 @@ def measure(
 
     with compiled_as_now():
         samples = take_samples(
-            {**made.contenders, _COPY: Contender(bench.copy, list)},
+            {**contenders, _COPY: Contender(bench.copy)},
             bench.clock,
             rounds=rounds,
             seconds=seconds,
             on_round=after_round,
         )
         rounds_took = perf_counter() - started
-        kept = {name: _measure_kept(bench, each) for name, each in made.contenders.items()}
+        kept = {name: _measure_kept(bench, each) for name, each in contenders.items()}
     uncounted = {name: str(why) for name, each in kept.items() if (why := each.pop("why", None))}
     warnings += compare_counters(before, read_counters(), perf_counter() - started)
     if throttling is not None:
         warnings += throttling.explain()
-    copy_ms = samples.pop(_COPY)["cold"]
-    warnings += find_drift(copy_ms)
-    copy_gb_per_s = Copies(copy_ms, bench.copy_bytes).gb_per_s
-    contenders = {
-        name: make_figures(samples[name], made.bytes_moved, copy_gb_per_s, **of_one)
+    copies = Copies(samples.pop(_COPY)["cold"], bench.copy_bytes)
+    warnings += find_drift(copies.samples_ms)
+    figures = {
+        name: make_figures(samples[name], workload.bytes_moved, copies.gb_per_s, **of_one)
         for name, of_one in kept.items()
     }
     noisy = [
         name
-        for name, each in contenders.items()
+        for name, each in figures.items()
         if each.times["warm"].is_noisy or each.times["cold"].is_noisy
     ]
     if noisy:
         warnings.append(warn_of_spread(noisy))
+    others = {"warnings": warnings, "uncounted": uncounted, "seconds": round(rounds_took, 3)}
+    return make_run(workload, figures, copies, curve=task.curve, at=task.at, **others)
+
+
+def make_run(
+    workload: Workload,
+    contenders: Mapping[str, Figures],
+    copies: Copies | None = None,
+    **others: Any,
+) -> Run:
+    """Returns the results of a workload.
+
+    Args:
+        workload: What was timed.
+        contenders: The figures, by name.
+        copies: For comparison.
+        **others: Other attributes of `Run`.
+    """
     return Run(
-        task.description,
-        made.bytes_moved,
-        task.per,
-        task.units,
-        task.curve,
-        task.at,
-        [round(sample, 6) for sample in copy_ms],
-        round(copy_gb_per_s, 6),
-        contenders,
-        made.left_out,
-        warnings,
-        uncounted,
-        round(rounds_took, 3),
+        workload.description,
+        workload.bytes_moved,
+        workload.per,
+        workload.units,
+        copy_ms=[round(ms, 6) for ms in copies.samples_ms] if copies else [],
+        copy_gb_per_s=round(copies.gb_per_s, 6) if copies else None,
+        contenders=dict(contenders),
+        left_out=dict(workload.left_out),
+        **others,
     )
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import starmap
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 import gpuopt
-from gpuopt.bench.contenders import Contender, Setting, StepMaker
+from gpuopt.bench.clock import Step
+from gpuopt.bench.contenders import Setting, StepMaker
 from gpuopt.bench.jobs import JOBS, LAZY_ADAM, Job, Place
 from gpuopt.bench.models import (
     Shapes,
@@ -82,18 +83,30 @@ class Task:
         return None
 
 
-class Made(NamedTuple):
-    """A task's contenders.
+@dataclass(frozen=True)
+class Workload:
+    """A task that several contenders are timed on.
 
     Attributes:
-        bytes_moved: How many bytes a step must at least read and write.
-        contenders: By name; gpuopt's is "gpuopt".
-        left_out: Those that take no part, with reasons.
+        description: The task, in a sentence.
+        contenders: By name, functions that do one step; gpuopt's is called "gpuopt".
+        bytes_moved: How many bytes a step must at least read and write; None where memory is not
+            the limit.
+        per: What a step's time is divided by, where the cost of each one matters.
+        units: How many of `per` a step has.
+        left_out: Contenders that take no part, with reasons.
+        settle: Called after each step and not timed: waits for background work.
+        peak_extra_bytes: By contender, how much memory a step needs at its peak, where measured.
     """
 
-    bytes_moved: int
-    contenders: dict[str, Contender]
-    left_out: dict[str, str]
+    description: str
+    contenders: Mapping[str, Step]
+    bytes_moved: int | None = None
+    per: str | None = None
+    units: int | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    settle: Step = lambda: None
+    peak_extra_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 def list_tasks() -> Iterator[Task]:
@@ -183,7 +196,7 @@ def make_contenders(
     dtype: str,
     place: Place,
     users: Sequence[tuple[str, StepMaker]] = (),
-) -> Made:
+) -> Workload:
     """Makes everything that can do a task here.
 
     Args:
@@ -199,25 +212,27 @@ def make_contenders(
     return _make(task, JOBS[job_name], dtype, place, [*PEERS, *starmap(users_peer, users)])
 
 
-def make_chosen(task: Task, job: Job, place: Place, names: Collection[str]) -> Made:
+def make_chosen(task: Task, job: Job, place: Place, names: Collection[str]) -> Workload:
     """Makes the contenders of some names, in float32; the others are not looked for."""
     return _make(task, job, "float32", place, [peer for peer in PEERS if peer.name in names])
 
 
-def _make(task: Task, job: Job, dtype: str, place: Place, peers: Sequence[Peer]) -> Made:
+def _make(task: Task, job: Job, dtype: str, place: Place, peers: Sequence[Peer]) -> Workload:
     drawn = _draw_lookups(task) if task.lookups else None
     job = LAZY_ADAM if drawn and job.title == "Adam" else job
     gradients = [_make_gradients(task, drawn, dtype, place) for _ in range(task.gradient_sets)]
     setting = Setting(job, dtype, place, task.shapes, gradients)
-    made = Made(_count_bytes_moved(task, drawn, job, dtype), {}, {})
+    contenders: dict[str, Step] = {}
+    left_out = {}
     for peer in peers:
         if not peer.belongs(setting):
             continue
         if (reason := peer.why_not(setting)) is None:
-            made.contenders[peer.name] = peer.make(setting)
+            contenders[peer.name] = peer.make(setting)
         else:
-            made.left_out[peer.name] = reason
-    return made
+            left_out[peer.name] = reason
+    moved = _count_bytes_moved(task, drawn, job, dtype)
+    return Workload(task.description, contenders, moved, task.per, task.units, left_out)
 
 
 def _make_gradients(task: Task, drawn: _Drawn | None, dtype: str, place: Place) -> list[Any]:

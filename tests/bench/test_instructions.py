@@ -12,7 +12,7 @@ import pytest
 from sass import Instruction
 
 from bench import instructions, pages
-from bench.harness import ROOT, Workload, make_run, write_results
+from bench.harness import ROOT, write_results
 from bench.instructions import (
     ARCHITECTURES,
     Kernel,
@@ -21,8 +21,10 @@ from bench.instructions import (
     list_misses,
 )
 from gpuopt.bench.compare import compare_results, list_advice
+from gpuopt.bench.measure import make_run
 from gpuopt.bench.page import make_page
 from gpuopt.bench.results import Compiled, Figures, Results, read_results
+from gpuopt.bench.workloads import Workload
 
 pytestmark = pytest.mark.internal
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
-from bench.harness import Workload, take_samples
+from bench.harness import take_samples
 from bench.workloads import HOST_OFFERS, TARGETS, offer_host_workloads
 from gpuopt.bench.contenders import Contender, compiled_as_now
 from gpuopt.bench.peers import NUMPY_ALONE
+from gpuopt.bench.workloads import Workload
 
 
 def test_targets_are_of_workloads_with_names_of_their_own() -> None:

@@ -18,7 +18,7 @@ from gpuopt.bench.compare import Verdict, compare_results
 from gpuopt.bench.contenders import Contender
 from gpuopt.bench.machine import describe_commit
 from gpuopt.bench.results import Figures, Run, make_figures, read_results
-from gpuopt.bench.workloads import Made
+from gpuopt.bench.workloads import Workload
 
 pytestmark = pytest.mark.internal
 
@@ -93,7 +93,7 @@ def test_a_step_that_fails_leaves_no_arrays_to_the_next(monkeypatch: pytest.Monk
         arrays = [cupy.ones(3), cupy.ones(4)]
         made.extend(map(weakref.ref, arrays))
         step = Contender(lambda: arrays[len(were_free) + 1], None)
-        return Made(0, {"gpuopt": step}, {})
+        return Workload("", {"gpuopt": step})
 
     tasks = [first_run.Task(name, make) for name in ("one", "two")]
     monkeypatch.setattr(first_run, "list_tasks", lambda cupy, sizes: tasks)

@@ -28,7 +28,7 @@ import gpuopt
 from bench import gpu_harness
 from bench.gpu import run_offer
 from bench.gpu_harness import measure
-from bench.harness import Workload, make_run, write_results
+from bench.harness import write_results
 from bench.targets import Target, find_measured, is_missed, judge
 from bench.workloads import GPU_TARGETS, offer_gpu_workloads
 from gpuopt.bench import peers
@@ -51,12 +51,13 @@ from gpuopt.bench.jobs import (
     Place,
 )
 from gpuopt.bench.machine import describe_commit
-from gpuopt.bench.measure import Bench, Copies
+from gpuopt.bench.measure import Bench, Copies, make_run
 from gpuopt.bench.models import draw_lookups
 from gpuopt.bench.peers import NUMPY_ALONE, make_torch_step
 from gpuopt.bench.profiler import profile
 from gpuopt.bench.report import print_run
 from gpuopt.bench.results import Run, make_figures, read_results
+from gpuopt.bench.workloads import Workload
 
 pytestmark = pytest.mark.internal
 

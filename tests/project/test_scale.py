@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bench.harness import Workload, make_run
 from bench.ranks import TARGETS
 from bench.scale import (
     RANKS,
@@ -22,7 +21,9 @@ from bench.scale import (
     wait_s,
 )
 from bench.targets import find_measured
+from gpuopt.bench.measure import make_run
 from gpuopt.bench.results import make_figures
+from gpuopt.bench.workloads import Workload
 
 pytestmark = pytest.mark.internal
 
