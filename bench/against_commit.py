@@ -23,9 +23,8 @@ from bench.harness import ROOT, make_parser, write_results
 from bench.workloads import offer_host_workloads
 from gpuopt.bench.compare import find_median
 from gpuopt.bench.machine import describe_commit, read_cpu_model
-from gpuopt.bench.measure import make_run
 from gpuopt.bench.results import Times, make_figures
-from gpuopt.bench.workloads import Workload
+from gpuopt.bench.workloads import Workload, make_run
 
 _BLOCK_MS = 50
 

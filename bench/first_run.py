@@ -29,9 +29,9 @@ from gpuopt.bench import workloads
 from gpuopt.bench.clock import Clock, GpuClock, Step, make_gpu_copy
 from gpuopt.bench.jobs import JOBS, RATE, Job, Place
 from gpuopt.bench.machine import describe_commit
-from gpuopt.bench.measure import Copies, make_run
 from gpuopt.bench.models import list_gpt2_shapes, shrink
-from gpuopt.bench.results import Figures, Results, Run, make_figures, write_results
+from gpuopt.bench.results import Copies, Figures, Results, Run, make_figures, write_results
+from gpuopt.bench.workloads import make_run
 from gpuopt.info import describe
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 15, 3

@@ -18,10 +18,11 @@ from bench.workloads import GPU, offer_gpu_workloads
 from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.bench.clock import Clock, GpuClock
 from gpuopt.bench.machine import describe_machine
-from gpuopt.bench.measure import Copies, make_run, prepare
+from gpuopt.bench.measure import prepare
 from gpuopt.bench.profiler import profile
 from gpuopt.bench.report import make_console, print_reasons, print_run
-from gpuopt.bench.results import Run
+from gpuopt.bench.results import Copies, Run
+from gpuopt.bench.workloads import make_run
 from gpuopt.device import Device
 from gpuopt.info import describe
 

@@ -16,12 +16,11 @@ from bench.targets import Target, judge
 from gpuopt.bench.clock import time_ms
 from gpuopt.bench.contenders import as_contender
 from gpuopt.bench.machine import describe_commit, describe_machine, read_cpu_model
-from gpuopt.bench.measure import Copies, make_run
 from gpuopt.bench.report import make_console, print_run
-from gpuopt.bench.results import Results, Run, make_figures, read_results
+from gpuopt.bench.results import Copies, Results, Run, make_figures, read_results
 from gpuopt.bench.results import write_results as write_file
 from gpuopt.bench.sampling import take_turns
-from gpuopt.bench.workloads import Workload
+from gpuopt.bench.workloads import Workload, make_run
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"

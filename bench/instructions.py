@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 from bench.against_commit import checkout
 from bench.harness import ROOT, make_parser, write_results
 from gpuopt.bench.machine import describe_commit
-from gpuopt.bench.measure import make_run
 from gpuopt.bench.results import Compiled, Figures, Run
-from gpuopt.bench.workloads import Workload
+from gpuopt.bench.workloads import Workload, make_run
 
 ARCHITECTURES = ["sm_90", "sm_75", "sm_80", "sm_100", "sm_120"]
 # This checkout's kernels as they would be with contraction.

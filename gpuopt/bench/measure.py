@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from gpuopt.bench.jobs import Place
 from gpuopt.bench.machine import count_free_bytes, make_host_copy
 from gpuopt.bench.memory import measure_gpu_peak, measure_host_peak
 from gpuopt.bench.profiler import count_calls, count_our_calls
-from gpuopt.bench.results import Figures, Run, make_figures, warn_of_spread
+from gpuopt.bench.results import Copies, Run, make_figures, warn_of_spread
 from gpuopt.bench.sampling import take_samples
 from gpuopt.bench.slowdowns import (
     GpuThrottling,
@@ -30,7 +29,7 @@ from gpuopt.bench.slowdowns import (
     find_load,
     read_counters,
 )
-from gpuopt.bench.workloads import Task, Workload, make_contenders
+from gpuopt.bench.workloads import Task, make_contenders, make_run
 from gpuopt.device import Device
 
 _COPY = "copy"
@@ -38,22 +37,6 @@ _COPY = "copy"
 _HOST_COPY_BYTES = 64 * 2**20
 _GPU_COPY_BYTES = 2**30
 _OUT_OF_SIGHT = "it has streams and memory of its own"
-
-
-class Copies(NamedTuple):
-    """Copies in memory, for comparison.
-
-    Attributes:
-        samples_ms: How long they took.
-        num_bytes: How many bytes each one reads and writes.
-    """
-
-    samples_ms: Sequence[float]
-    num_bytes: int
-
-    @property
-    def gb_per_s(self) -> float:
-        return self.num_bytes / median(self.samples_ms) / 1e6
 
 
 @dataclass(frozen=True)
@@ -193,33 +176,6 @@ def measure(
         warnings.append(warn_of_spread(noisy))
     others = {"warnings": warnings, "uncounted": uncounted, "seconds": round(rounds_took, 3)}
     return make_run(workload, figures, copies, curve=task.curve, at=task.at, **others)
-
-
-def make_run(
-    workload: Workload,
-    contenders: Mapping[str, Figures],
-    copies: Copies | None = None,
-    **others: Any,
-) -> Run:
-    """Returns the results of a workload.
-
-    Args:
-        workload: What was timed.
-        contenders: The figures, by name.
-        copies: For comparison.
-        **others: Other attributes of `Run`.
-    """
-    return Run(
-        workload.description,
-        workload.bytes_moved,
-        workload.per,
-        workload.units,
-        copy_ms=[round(ms, 6) for ms in copies.samples_ms] if copies else [],
-        copy_gb_per_s=round(copies.gb_per_s, 6) if copies else None,
-        contenders=dict(contenders),
-        left_out=dict(workload.left_out),
-        **others,
-    )
 
 
 def _measure_kept(bench: Bench, contender: Contender) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from gpuopt.atomic_file import replace_file
 from gpuopt.bench.jobs import JOBS, LAZY_ADAM
@@ -107,6 +107,22 @@ class Figures:
     def usual(self) -> Times:
         """The times by which contenders are compared."""
         return next(iter(self.times.values()))
+
+
+class Copies(NamedTuple):
+    """Copies in memory, for comparison.
+
+    Attributes:
+        samples_ms: How long they took.
+        num_bytes: How many bytes each one reads and writes.
+    """
+
+    samples_ms: Sequence[float]
+    num_bytes: int
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.num_bytes / median(self.samples_ms) / 1e6
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from gpuopt.bench.models import (
     list_resnet50_shapes,
 )
 from gpuopt.bench.peers import PEERS, Peer, users_peer
+from gpuopt.bench.results import Copies, Figures, Run
 
 DTYPES: Mapping[str, Any] = {
     "float16": np.float16,
@@ -268,6 +269,33 @@ def _draw_lookups(task: Task) -> _Drawn:
         for height, width in set(task.shapes)
     }
     return [drawn[height, width] for height, width in task.shapes]
+
+
+def make_run(
+    workload: Workload,
+    contenders: Mapping[str, Figures],
+    copies: Copies | None = None,
+    **others: Any,
+) -> Run:
+    """Returns the results of a workload.
+
+    Args:
+        workload: What was timed.
+        contenders: The figures, by name.
+        copies: For comparison.
+        **others: Other attributes of `Run`.
+    """
+    return Run(
+        workload.description,
+        workload.bytes_moved,
+        workload.per,
+        workload.units,
+        copy_ms=[round(ms, 6) for ms in copies.samples_ms] if copies else [],
+        copy_gb_per_s=round(copies.gb_per_s, 6) if copies else None,
+        contenders=dict(contenders),
+        left_out=dict(workload.left_out),
+        **others,
+    )
 
 
 def itemsize(dtype: str) -> int:

@@ -15,12 +15,14 @@ from bench import against_commit
 from bench.harness import ROOT, write_results
 from gpuopt.bench.results import read_results, summarize
 
-# An older gpuopt: this one, without `update`.
+# An older gpuopt: this one, without `update`, and without a module that 3c94777f has not.
 _OLDER = f"""
+import sys
 from pathlib import Path
 __path__[:] = [{str(ROOT / "gpuopt")!r}]
 exec(Path(__path__[0], "__init__.py").read_text())
 del Optimizer.update
+sys.modules["gpuopt.backends.cpu.cores"] = None
 """
 
 

@@ -21,10 +21,9 @@ from bench.instructions import (
     list_misses,
 )
 from gpuopt.bench.compare import compare_results, list_advice
-from gpuopt.bench.measure import make_run
 from gpuopt.bench.page import make_page
 from gpuopt.bench.results import Compiled, Figures, Results, read_results
-from gpuopt.bench.workloads import Workload
+from gpuopt.bench.workloads import Workload, make_run
 
 pytestmark = pytest.mark.internal
 

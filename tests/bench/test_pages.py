@@ -14,7 +14,6 @@ from bench.harness import RESULTS, ROOT
 from bench.pages import PARTS, find_files, list_curves, read_part
 from bench.targets import judge
 from bench.workloads import TARGETS
-from gpuopt.bench.measure import make_run
 from gpuopt.bench.results import (
     Figures,
     Results,
@@ -24,7 +23,7 @@ from gpuopt.bench.results import (
     summarize,
     write_results,
 )
-from gpuopt.bench.workloads import Workload, list_growing_tasks
+from gpuopt.bench.workloads import Workload, list_growing_tasks, make_run
 
 # The counts of launches need CuPy: test_launches_of_a_step.py has them.
 MEASURED = [name for name in PARTS if name != "launches"]

@@ -21,9 +21,8 @@ from bench.scale import (
     wait_s,
 )
 from bench.targets import find_measured
-from gpuopt.bench.measure import make_run
 from gpuopt.bench.results import make_figures
-from gpuopt.bench.workloads import Workload
+from gpuopt.bench.workloads import Workload, make_run
 
 pytestmark = pytest.mark.internal
 
