@@ -17,7 +17,7 @@ from gpuopt.rules.averaged import AVERAGE_WEIGHT, averaged
 from gpuopt.rules.scaled import UNSCALE, scaled
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.slot_codecs import Masters, kept_dtype
-from gpuopt.step.known import Batch, KnownGroups
+from gpuopt.step.known import KnownGroups
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable, known_identity
 
@@ -189,23 +189,23 @@ class FollowingAverages:
 
 
 class StepAverages:
-    """The averages of one step."""
+    """The averages of one step.
+
+    Attributes:
+        decay: The weight of old averages.
+    """
 
     def __init__(
         self, moving: MovingAverages, decay: np.floating[Any], masters: Masters | None
     ) -> None:
         self._moving = moving
-        self._decay = decay
+        self.decay = decay
         self._masters = masters
         self._made: list[Variable] = []
 
-    def join(
-        self, rule: UpdateRule, batch: Batch, scalars: Sequence[Scalars]
-    ) -> tuple[UpdateRule, list[Scalars]]:
-        """Returns the form of a rule that also moves the average of a batch, and its scalars."""
-        weight: np.floating[Any] = batch.real(1 - self._decay)
-        rule = averaged_rule(rule, batch.dtype, self._masters)
-        return rule, [{**each, AVERAGE_WEIGHT: weight} for each in scalars]
+    def joined(self, rule: UpdateRule, dtype: np.dtype[Any]) -> UpdateRule:
+        """Returns the form of a rule that also moves the averages of variables of a dtype."""
+        return averaged_rule(rule, dtype, self._masters)
 
     def start(self, variables: Sequence[Variable], values: Sequence[Variable]) -> None:
         """Makes the averages that are missing; see `MovingAverages.start`."""
@@ -226,7 +226,7 @@ class StepAverages:
             of_counts: These averages, for each count of steps that a GPU may have.
             records: By device; see `StepRecord`.
         """
-        weights = AverageWeights([1 - each._decay for each in of_counts], records)
+        weights = AverageWeights([1 - each.decay for each in of_counts], records)
         self._moving.move(variables, values, weights)
 
     def forget(self, devices: Collection[Device] | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
-from itertools import chain
+from itertools import chain, cycle
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -376,21 +376,21 @@ class StepClips:
         Args:
             rule: What updates the batch.
             batch: Variables of one device and dtype.
-            groups: The numbers of the parameter groups that scalars are given for; if a GPU has
-                decided about the step, for one count of steps after the other.
-            scalars: The rule's.
+            groups: The numbers of the parameter groups that scalars are given for.
+            scalars: The rule's of each; if a GPU has decided about the step, for one count of steps
+                after the other.
             record: Of the batch's device: see `StepRecord`.
         """
         factors, real = record.factors, batch.real
         staged = self.stages_around(rule)
         names = staged.scalars[len(rule.scalars) :]
-        extended: list[Scalars] = []
-        for group, each in zip(groups, scalars, strict=True):
+        of_groups: list[Scalars] = []
+        for group in groups:
             factor = batch.backend.clips.factor_scalar(factors, self._norm_of(group), real)
             bound: np.floating[Any] = ignore_fp_warnings(real, self._bound_of(group))
             own = {UNSCALE: real(self._unscale), CLIP_BOUND: bound, CLIP_FACTOR: factor}
-            extended.append({**each, **{name: own[name] for name in names}})
-        return staged, extended
+            of_groups.append({name: own[name] for name in names})
+        return staged, [{**each, **own} for each, own in zip(scalars, cycle(of_groups))]
 
     def _norm_of(self, group: int) -> int:
         """Returns the number of the norm of a parameter group's gradients."""

@@ -397,8 +397,7 @@ class RuleUpdates(Updates):
             part, batch = unit[0]
             record = self.records.get(batch.device, NOTHING_KNOWN)
             if clips is not None:
-                of_counts = [*numbers] * len(self._of_counts)
-                rule, scalars = clips.clip(rule, batch, of_counts, scalars, record)
+                rule, scalars = clips.clip(rule, batch, numbers, scalars, record)
             self._writing = unit
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]
@@ -449,7 +448,10 @@ class RuleUpdates(Updates):
                 return part.rule, numbers, [first.scalars[batch.real][0]]
         if len(unit) > 1:
             numbers = sorted({number for _, each in unit for number in each.scalar_groups})
-        rule, scalars = part.rule, list[Scalars]()
+        rule, has_stages = part.rule, part.is_averaged or bool(self.numbers.stages)
+        if has_stages:
+            rule = self.numbers.staged(rule, batch, part.is_averaged)
+        scalars: list[Scalars] = []
         for of_count in self._of_counts:
             every = of_count.scalars[batch.real]
             mine: Sequence[Scalars] = every[:1]
@@ -457,8 +459,9 @@ class RuleUpdates(Updates):
                 mine = optimizer._scalars_of_groups(every, numbers, part.is_sparse)
             if part.rule is not optimizer.rule:
                 mine = [part.rule.own(each) for each in mine]
-            if part.is_averaged or of_count.stages:
-                rule, mine = of_count.join(part.rule, batch, part.is_averaged, mine)
+            if has_stages:
+                own = of_count.of_stages(batch, part.is_averaged)
+                mine = [{**each, **own} for each in mine]
             scalars += mine
         return rule, numbers, scalars
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuopt.backends.backend import Scalars
+from gpuopt.rules.averaged import AVERAGE_WEIGHT
 from gpuopt.rules.staged import staged
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.averages import StepAverages
@@ -50,21 +51,27 @@ class StepNumbers(NamedTuple):
     averages: StepAverages | None
     stages: Sequence[tuple[StageOption, Mapping[str, Any]]]
 
-    def join(
-        self, rule: UpdateRule, batch: Batch, is_averaged: bool, scalars: Sequence[Scalars]
-    ) -> tuple[UpdateRule, Sequence[Scalars]]:
-        """Returns the form of a rule that has all stages but clipping, and its scalars.
+    def staged(self, rule: UpdateRule, batch: Batch, is_averaged: bool) -> UpdateRule:
+        """Returns the form of a rule that has all stages but clipping.
 
         Args:
             rule: The rule of the batch.
             batch: Variables of one device and dtype.
             is_averaged: Whether the rule moves their averages.
-            scalars: The rule's, for each group.
         """
         if is_averaged and self.averages is not None:
-            rule, scalars = self.averages.join(rule, batch, scalars)
+            rule = self.averages.joined(rule, batch.dtype)
+        for option, _ in self.stages:
+            if option.joins(batch.dtype):
+                rule = staged(rule, option.stage)
+        return rule
+
+    def of_stages(self, batch: Batch, is_averaged: bool) -> Scalars:
+        """Returns the scalars of these stages."""
+        found: dict[str, Any] = {}
+        if is_averaged and self.averages is not None:
+            found[AVERAGE_WEIGHT] = batch.real(1 - self.averages.decay)
         for option, given in self.stages:
             if option.joins(batch.dtype):
-                own = {name: batch.real(value) for name, value in given.items()}
-                rule, scalars = staged(rule, option.stage), [{**each, **own} for each in scalars]
-        return rule, scalars
+                found |= {name: batch.real(value) for name, value in given.items()}
+        return found

@@ -245,7 +245,8 @@ class LossScaleOptimizer(StepWrapper):
         request = request._replace(loss_scales={**request.loss_scales, self: (scale, key)})
         if key is not None:
             request = request._replace(decides=self._on_gpu)
-        self._on_gpu.ledger.raise_late(wait=key is None)
+        else:
+            self._on_gpu.ledger.raise_late(wait=True)
         super()._apply_request(request)
 
     def leaves_out_call(self) -> bool:
