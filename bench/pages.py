@@ -542,7 +542,7 @@ def _draw_catch_up(files: Sequence[Path]) -> None:
     pictures.draw_catch_up_training(catch_up.train_apart())
 
 
-# docs/decisions/2026-12-01-...: sums of missed steps, from a file of `python -m bench.missed_steps`
+# docs/decisions/2026-12-01-...: sums of missed steps, from a file of `python -m bench`
 
 
 def _write_missed_steps(files: Sequence[Path]) -> str:
