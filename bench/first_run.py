@@ -25,13 +25,12 @@ except ModuleNotFoundError as error:
 import numpy as np
 
 from gpuopt.backends.cuda.availability import why_no_gpu
-from gpuopt.bench import workloads
 from gpuopt.bench.clock import Clock, GpuClock, Step, make_gpu_copy
 from gpuopt.bench.jobs import JOBS, RATE, Job, Place
 from gpuopt.bench.machine import describe_commit
 from gpuopt.bench.models import list_gpt2_shapes, shrink
 from gpuopt.bench.results import Copies, Figures, Results, Run, make_figures, write_results
-from gpuopt.bench.workloads import make_run
+from gpuopt.bench.workloads import Task, Workload, make_chosen, make_run
 from gpuopt.info import describe
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 15, 3
@@ -73,18 +72,6 @@ class Sizes(NamedTuple):
 
 
 SMALL = Sizes(1000, 20, 64, (1000, 16), 500, 2**20)
-
-
-class Task(NamedTuple):
-    """A step to time.
-
-    Attributes:
-        name: A description.
-        make: Makes gpuopt's step, and torch's where there is one to compare with.
-    """
-
-    name: str
-    make: Callable[[], workloads.Workload]
 
 
 def main() -> int:
@@ -204,40 +191,41 @@ def make_check(given: Check) -> str | None:
 # Timings
 
 
-def list_tasks(cupy: Any, sizes: Sizes) -> list[Task]:
+def list_tasks(cupy: Any, sizes: Sizes) -> dict[str, Callable[[], Workload]]:
+    """Returns what makes each step to time, with torch's where there is one to compare with."""
     place, adam = Place(cupy, "cuda"), JOBS["adam"]
     four = f"4 x {sizes.large:,}"
-    large = workloads.Task("", "", [(sizes.large,)] * 4)
-    gpt2 = workloads.Task("", "", shrink(list_gpt2_shapes(), sizes.divisor))
-    many = workloads.Task("", "", [(64,)] * sizes.many)
+    large = Task("", "", [(sizes.large,)] * 4)
+    gpt2 = Task("", "", shrink(list_gpt2_shapes(), sizes.divisor))
+    many = Task("", "", [(64,)] * sizes.many)
     height, width = sizes.table
-    table = workloads.Task("", "", [sizes.table], sizes.lookups)
+    table = Task("", "", [sizes.table], sizes.lookups)
     rows = f"{sizes.lookups:,} rows by Zipf's law of {height:,} x {width}"
     clipped = adam._replace(ours=lambda: gpuopt.AdamOptimizer(RATE, clip_norm=1.0))
     in_bytes = adam._replace(ours=lambda: gpuopt.AdamOptimizer(RATE, slot_bits=8))
 
     def make(
-        task: workloads.Task, job: Job = adam, peer: str = "torch fused", num_bytes: float = 0
-    ) -> workloads.Workload:
-        made = workloads.make_chosen(task, job, place, ("gpuopt", peer))
+        task: Task, job: Job = adam, peer: str = "torch fused", num_bytes: float = 0
+    ) -> Workload:
+        made = make_chosen(task, job, place, ("gpuopt", peer))
         return replace(made, bytes_moved=round(num_bytes)) if num_bytes else made
 
-    def make_copy() -> workloads.Workload:
+    def make_copy() -> Workload:
         copy = make_gpu_copy(cupy, sizes.copied_bytes)
-        return workloads.Workload("", {_COPY: copy}, 2 * sizes.copied_bytes)
+        return Workload("", {_COPY: copy}, 2 * sizes.copied_bytes)
 
     # A norm reads gradients once more; a slot in 8 bits has its share of a block's scale.
     by_norm, of_bytes = (each * large.num_parameters for each in (32, 16 + 1 / 16))
-    return [
-        Task(f"copy of {sizes.copied_bytes:,} bytes", make_copy),
-        Task(f"Adam, {four}", lambda: make(large)),
-        Task(f"Adam, GPT-2's {len(gpt2.shapes)} tensors", lambda: make(gpt2)),
-        Task(f"Adam, {sizes.many:,} x 64", lambda: make(many)),
-        Task(f"LazyAdam, {rows}", lambda: make(table, peer="torch sparse")),
-        Task(f"Adagrad, {rows}", lambda: make(table, JOBS["adagrad"], "torch sparse")),
-        Task(f"Adam, clip_norm, {four}", lambda: make(large, clipped, "", by_norm)),
-        Task(f"Adam, slots in 8 bits, {four}", lambda: make(large, in_bytes, "", of_bytes)),
-    ]
+    return {
+        f"copy of {sizes.copied_bytes:,} bytes": make_copy,
+        f"Adam, {four}": lambda: make(large),
+        f"Adam, GPT-2's {len(gpt2.shapes)} tensors": lambda: make(gpt2),
+        f"Adam, {sizes.many:,} x 64": lambda: make(many),
+        f"LazyAdam, {rows}": lambda: make(table, peer="torch sparse"),
+        f"Adagrad, {rows}": lambda: make(table, JOBS["adagrad"], "torch sparse"),
+        f"Adam, clip_norm, {four}": lambda: make(large, clipped, "", by_norm),
+        f"Adam, slots in 8 bits, {four}": lambda: make(large, in_bytes, "", of_bytes),
+    }
 
 
 def time_all(seconds: float, sizes: Sizes) -> Iterator[tuple[Mapping[str, Run], dict[str, str]]]:
@@ -254,22 +242,24 @@ def time_all(seconds: float, sizes: Sizes) -> Iterator[tuple[Mapping[str, Run], 
     failures: dict[str, str] = {}
     copies: Copies | None = None
     tasks = list_tasks(cupy, sizes.that_fit(cupy.cuda.runtime.memGetInfo()[0]))
-    for number, task in enumerate(tasks):
+    for number, (name, make) in enumerate(tasks.items()):
         limit = (1 - _FOR_MAKING) * (deadline - perf_counter()) / (len(tasks) - number)
         try:
-            runs[task.name] = run = time_task(clock, task, limit, copies)
+            runs[name] = run = time_task(clock, name, make, limit, copies)
             if run.bytes_moved and (copy := run.contenders.get(_COPY)):
                 copies = Copies(copy.usual.samples_ms, run.bytes_moved)
         except Exception as error:  # the other tasks are still timed
-            failures[task.name] = f"{type(error).__name__}: {error}"
+            failures[name] = f"{type(error).__name__}: {error}"
         gc.collect()
         cupy.get_default_memory_pool().free_all_blocks()
         yield runs, failures
 
 
-def time_task(clock: Clock, task: Task, seconds: float, copies: Copies | None) -> Run:
+def time_task(
+    clock: Clock, name: str, make: Callable[[], Workload], seconds: float, copies: Copies | None
+) -> Run:
     """Makes a task's steps and times them; its arrays are free afterwards, also if it fails."""
-    workload = replace(task.make(), description=task.name)
+    workload = replace(make(), description=name)
     share, copy_gb_per_s = seconds / len(workload.contenders), copies and copies.gb_per_s
     figures = {
         who: time_step(clock, step, share, workload.bytes_moved, copy_gb_per_s)

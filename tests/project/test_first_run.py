@@ -72,8 +72,8 @@ def test_a_step_that_fails_is_named_and_the_others_are_timed(
     tasks = first_run.list_tasks
 
     def with_a_broken_one(cupy: Any, sizes: Any) -> Any:
-        copy, broken, *_ = tasks(cupy, sizes)
-        return [copy._replace(name="broken", make=lambda: 1 / 0), copy, broken]
+        (copy, make_copy), (other, make_other), *_ = tasks(cupy, sizes).items()
+        return {"broken": lambda: 1 / 0, copy: make_copy, other: make_other}
 
     monkeypatch.setattr(first_run, "list_tasks", with_a_broken_one)
     *_, (runs, failures) = first_run.time_all(0, first_run.SMALL)
@@ -95,7 +95,7 @@ def test_a_step_that_fails_leaves_no_arrays_to_the_next(monkeypatch: pytest.Monk
         step = Contender(lambda: arrays[len(were_free) + 1], None)
         return Workload("", {"gpuopt": step})
 
-    tasks = [first_run.Task(name, make) for name in ("one", "two")]
+    tasks = dict.fromkeys(("one", "two"), make)
     monkeypatch.setattr(first_run, "list_tasks", lambda cupy, sizes: tasks)
     *_, (_, failures) = first_run.time_all(0, first_run.SMALL)
     assert [*failures] == ["one", "two"]
