@@ -29,7 +29,6 @@ _LIBRARIES = {
     "torch": "torch",
     "optax": "optax",
     "jax": "jax",
-    "numba": "numba",
     "thinc": "Thinc",
 }
 _NUMBER = re.compile(r"\d[\d.]*")

@@ -56,11 +56,7 @@ def describe_machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "torch": _find_version("torch"),
-        "optax": _find_version("optax"),
-        "jax": _find_version("jax"),
-        "numba": _find_version("numba"),
-        "thinc": _find_version("thinc"),
+        **{name: _find_version(name) for name in ("torch", "optax", "jax", "thinc")},
         "compiler": " ".join(compiler() or []) or None,
         "threads": num_threads(),
     }

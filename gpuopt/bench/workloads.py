@@ -51,10 +51,8 @@ class Task:
         description: In a few words.
         shapes: Of the variables. With lookups, they are tables: (height, width).
         lookups: How many rows the gradient of each table names; 0 if gradients are dense.
-        per: What the time of a step is divided by, where its growth matters: "parameter",
-            "tensor" or "row".
-        curve: What grows along with others of this name, as in "parameters"; or None.
-        at: How much of it there is.
+        curve: What grows along with other tasks: "parameters", "tensors", "rows" or "height"; None
+            if nothing does.
         gradient_sets: How many sets of dense gradients the steps use in turn.
     """
 
@@ -62,9 +60,7 @@ class Task:
     description: str
     shapes: Shapes
     lookups: int = 0
-    per: str | None = None
     curve: str | None = None
-    at: int | None = None
     gradient_sets: int = 1
 
     @property
@@ -72,16 +68,29 @@ class Task:
         return sum(map(math.prod, self.shapes))
 
     @property
+    def at(self) -> int | None:
+        """How much there is of what grows."""
+        match self.curve:
+            case "parameters":
+                return self.num_parameters
+            case "tensors":
+                return len(self.shapes)
+            case "rows":
+                return self.lookups
+            case "height":
+                return self.shapes[0][0]
+        return None
+
+    @property
+    def per(self) -> str | None:
+        """What the time of a step is divided by, where something grows."""
+        growing = {"parameters": "parameter", "tensors": "tensor", "rows": "row", "height": "row"}
+        return growing.get(self.curve or "")
+
+    @property
     def units(self) -> int | None:
         """How many of `per` a step has."""
-        match self.per:
-            case "parameter":
-                return self.num_parameters
-            case "tensor":
-                return len(self.shapes)
-            case "row":
-                return self.lookups * len(self.shapes)
-        return None
+        return self.lookups * len(self.shapes) if self.per == "row" else self.at
 
 
 @dataclass(frozen=True)
@@ -126,43 +135,17 @@ def list_tasks() -> Iterator[Task]:
 def list_growing_tasks() -> Iterator[Task]:
     """Yields the tasks whose sizes grow in one respect, and leave the others alone."""
     for exponent in range(10, 28):
-        yield Task(
-            f"parameters-2^{exponent}",
-            f"one tensor of 2^{exponent} elements",
-            [(2**exponent,)],
-            per="parameter",
-            curve="parameters",
-            at=2**exponent,
-        )
+        what = f"one tensor of 2^{exponent} elements"
+        yield Task(f"parameters-2^{exponent}", what, [(2**exponent,)], curve="parameters")
     for count in (1, 10, 100, 1000, 10_000):
-        yield Task(
-            f"tensors-{count}",
-            f"{count:,} tensors of 256 elements",
-            [(256,)] * count,
-            per="tensor",
-            curve="tensors",
-            at=count,
-        )
+        what = f"{count:,} tensors of 256 elements"
+        yield Task(f"tensors-{count}", what, [(256,)] * count, curve="tensors")
     for exponent in range(7):
-        yield Task(
-            f"rows-10^{exponent}",
-            f"10^{exponent} rows by Zipf's law of a table of 1,000,000 x 16",
-            [(10**6, 16)],
-            10**exponent,
-            "row",
-            "rows",
-            10**exponent,
-        )
+        what = f"10^{exponent} rows by Zipf's law of a table of 1,000,000 x 16"
+        yield Task(f"rows-10^{exponent}", what, [(10**6, 16)], 10**exponent, "rows")
     for exponent in range(3, 8):
-        yield Task(
-            f"height-10^{exponent}",
-            f"8,192 rows by Zipf's law of a table of 10^{exponent} x 16",
-            [(10**exponent, 16)],
-            8192,
-            "row",
-            "height",
-            10**exponent,
-        )
+        what = f"8,192 rows by Zipf's law of a table of 10^{exponent} x 16"
+        yield Task(f"height-10^{exponent}", what, [(10**exponent, 16)], 8192, "height")
 
 
 def why_not(

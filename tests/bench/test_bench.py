@@ -59,7 +59,7 @@ from gpuopt.bench.workloads import (
 
 HOST = Place(np, "cpu")
 DENSE = Task("small", "two small tensors", [(40, 3), (7,)])
-SPARSE = Task("rows", "two small tables", [(50, 4), (30, 2)], 20, "row")
+SPARSE = Task("rows", "two small tables", [(50, 4), (30, 2)], 20, "rows")
 FEW = ["--rounds", "5", "--seconds", "0", "--device", "cpu"]
 
 
@@ -99,6 +99,11 @@ def test_tasks_have_names_of_their_own_and_grow_as_they_say() -> None:
     assert [growing[f"tensors-{n}"] for n in (1, 10_000)] == [1, 10_000]
     assert [growing[f"rows-10^{n}"] for n in (0, 6)] == [1, 10**6]
     assert growing["height-10^3"] == growing["height-10^7"] == 8192
+    found = {task.name: (task.curve, task.at, task.per) for task in list_growing_tasks()}
+    assert found["parameters-2^10"] == ("parameters", 2**10, "parameter")
+    assert found["tensors-100"] == ("tensors", 100, "tensor")
+    assert found["rows-10^2"] == ("rows", 100, "row")
+    assert found["height-10^4"] == ("height", 10**4, "row")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
