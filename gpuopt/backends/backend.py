@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -100,10 +100,16 @@ class RowCopy(NamedTuple):
 class DensePlan(Protocol):
     """What a backend prepares for updates of some variables of one dtype."""
 
-    def accept(self, gradients: Sequence[Any]) -> int | None:
+    def accept(
+        self, gradients: Sequence[Any], others: Collection[np.dtype[Any]] = ()
+    ) -> int | None:
         """Returns the gradients' version, or None if one does not fit its variable.
 
         A gradient fits if it is a plain array on this device, of its variable's shape and dtype.
+
+        Args:
+            gradients: One for each variable.
+            others: Other dtypes that all of them may have, if loops convert from it.
 
         Returns:
             The version: it is the same number only as long as the gradients are the same arrays.
@@ -487,6 +493,18 @@ def codecs_of(target: Target) -> Codecs:
     return Codecs(
         codec_of(target.var.dtype, real), tuple(codec_of(each.dtype, real) for each in target.slots)
     )
+
+
+def are_converted(dtypes: Iterable[np.dtype[Any]]) -> bool:
+    """Whether loops convert between types: if they have at most 32 bits."""
+    return max(dtype.itemsize for dtype in dtypes) <= 4
+
+
+def accepted_dtype(
+    given: np.dtype[Any], own: np.dtype[Any], others: Collection[np.dtype[Any]]
+) -> np.dtype[Any]:
+    """Returns the dtype that all gradients must have, by that of the first; see `DensePlan`."""
+    return given if given in others and are_converted((given, own)) else own
 
 
 def compute_type(dtype: np.dtype[Any]) -> type[np.float32] | type[np.float64]:

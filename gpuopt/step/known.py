@@ -15,6 +15,7 @@ from gpuopt.backends import Backend, Target, backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.codecs import Codecs
 from gpuopt.device import Device
+from gpuopt.step.wide_gradients import GradientTypes, converted_at_once
 from gpuopt.variables.identity import Identity, find_identity
 from gpuopt.variables.variable import Variable, known_identity
 
@@ -171,19 +172,36 @@ class Group:
         gone = partial(_drop, weakref.ref(self), "_known_apart", key)
         self._known_apart[key] = [weakref.ref(each, gone) for each in members]
 
-    def accept(self, gradients: Sequence[Any]) -> list[int] | None:
+    def as_read(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Returns gradients in types that loops convert from, as far as one look at all finds out.
+
+        So a step of many float64 arrays does not take the time of a look at each.
+        """
+        if len(self.batches) > 1 or self.batches[0].device.kind != "cpu":
+            return gradients
+        return converted_at_once(gradients, self.batches[0].dtype)
+
+    def accept(
+        self, gradients: Sequence[Any], types: GradientTypes = GradientTypes.OWN
+    ) -> list[int] | None:
         """Returns the version of each batch's gradients; None if some do not fit their variable.
 
-        Gradients fit if they are plain arrays on the variables' device, of their shape and dtype.
+        Gradients fit if they are plain arrays on the variables' device, of their shape and dtype,
+        or of another one of `types` that loops convert from, if all of a batch have it.
         The version stays the same only as long as a batch gets the same arrays.
         """
         if len(self.batches) == 1:
-            version = self.batches[0].plan.accept(gradients)
+            [batch] = self.batches
+            version = batch.plan.accept(gradients)
+            if version is None and types:
+                version = batch.plan.accept(gradients, types.others(batch.dtype))
             return None if version is None else [version]
         versions: list[int] = []
         for batch in self.batches:
             chosen = batch.select(gradients) if batch.positions else gradients
             version = batch.plan.accept(chosen)
+            if version is None and types:
+                version = batch.plan.accept(chosen, types.others(batch.dtype))
             if version is None:
                 return None
             versions.append(version)

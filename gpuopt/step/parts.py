@@ -13,7 +13,7 @@ from gpuopt.step.known import Batch, Group
 from gpuopt.step.pairs import checked_gradients
 from gpuopt.step.rule_protocol import RuleOptimizer
 from gpuopt.step.updates import Pair, dtypes_of
-from gpuopt.step.wide_gradients import types_of
+from gpuopt.step.wide_gradients import GradientTypes, types_of
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, as_variable
@@ -70,15 +70,17 @@ class Part:
         if self.is_sparse and self.group is not None and self._fits(self.group):
             return
         group = None if self.is_sparse else self.group
+        types = types_of(optimizer, takes_wide) if takes_wide else optimizer._gradient_types
         if group is not None:
-            self.versions = group.accept(self.gradients)
+            if types is GradientTypes.FLOATS:
+                self.gradients = group.as_read(self.gradients)
+            self.versions = group.accept(self.gradients, types)
             if self.versions is not None:
                 return
         dtypes = dtypes_of(optimizer)
-        types = types_of(optimizer, takes_wide)
         self.gradients = checked_gradients(list(self.pairs()), self.numbers, dtypes, types)
         if group is not None:
-            self.versions = group.accept(self.gradients)
+            self.versions = group.accept(self.gradients, types)
 
     def _fits(self, group: Group) -> bool:
         """Whether the sparse gradient needs no other check; it gets the variable's shape."""

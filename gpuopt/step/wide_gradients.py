@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 from functools import partial
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpuopt.backends import backend_for
-from gpuopt.backends.backend import compute_type
+from gpuopt.backends.backend import are_converted, compute_type
 from gpuopt.device import device_of
 from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -26,12 +27,15 @@ class GradientTypes(IntEnum):
     FLOATS = 2
     """Every float."""
 
+    def others(self, dtype: np.dtype[Any]) -> Collection[np.dtype[Any]]:
+        """Returns those that gradients of variables of a type may have beside that."""
+        if self is GradientTypes.OWN:
+            return ()
+        return FLOAT_DTYPES if self is GradientTypes.FLOATS else (np.dtype(compute_type(dtype)),)
+
     def include(self, dtype: np.dtype[Any], variable: Variable) -> bool:
         """Whether a gradient of a variable may have a type."""
-        if dtype == variable.dtype:
-            return True
-        others = {self.OWN: (), self.WIDE: {wide_dtype(variable)}, self.FLOATS: FLOAT_DTYPES}
-        return dtype in others[self]
+        return dtype == variable.dtype or dtype in self.others(variable.dtype)
 
 
 class TakesGradients(Protocol):
@@ -51,9 +55,20 @@ def as_read(array: Any, variable: Variable) -> Any:
 
     They convert between types of at most 32 bits. Between others, it is a copy of `wide_dtype`.
     """
-    if array.dtype == variable.dtype or max(array.itemsize, variable.itemsize) <= 4:
+    if array.dtype == variable.dtype or are_converted((array.dtype, variable.dtype)):
         return array
     return ignore_fp_warnings(partial(widened, array, variable))
+
+
+def converted_at_once(gradients: Sequence[Any], dtype: np.dtype[Any]) -> Sequence[Any]:
+    """Does what `as_read` does for variables of a dtype, if all gradients are numpy's and alike."""
+    given = getattr(gradients[0], "dtype", None)
+    if given not in FLOAT_DTYPES or given == dtype or are_converted((given, dtype)):
+        return gradients
+    if any(type(each) is not np.ndarray or each.dtype != given for each in gradients):
+        return gradients
+    real = compute_type(dtype)
+    return ignore_fp_warnings(lambda: [each.astype(real) for each in gradients])
 
 
 def wide_dtype(variable: Variable) -> np.dtype[Any]:

@@ -101,6 +101,19 @@ def test_the_path_is_as_long_for_many_variables_as_for_one(extra: int) -> None:
     assert path_of(lambda: optimizer.apply_gradients(pairs)).calls <= 45
 
 
+@pytest.mark.parametrize("extra", [1, 10])
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+@on_a_new_thread
+def test_the_path_of_gradients_that_are_cast_does_not_grow_with_their_number(
+    dtype: Any, extra: int
+) -> None:
+    optimizer = gpuopt.AdamOptimizer(0.1, gradient_dtype="cast")
+    pairs = [(np.ones(64, dtype), Variable(np.ones(64, np.float32))) for _ in range(1 + extra)]
+    for _ in range(6):
+        optimizer.apply_gradients(pairs)
+    assert path_of(lambda: optimizer.apply_gradients(pairs)).calls <= 75
+
+
 @pytest.mark.usefixtures("emulated_gpus")
 @pytest.mark.parametrize(("is_sparse", "most"), [(False, 60), (True, 160)])
 def test_a_steady_step_on_a_gpu_takes_a_short_path(is_sparse: bool, most: int) -> None:

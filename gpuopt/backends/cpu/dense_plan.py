@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt import environment
-from gpuopt.backends.backend import INDEX_DTYPES, Target, compute_type
+from gpuopt.backends.backend import INDEX_DTYPES, Target, accepted_dtype, compute_type
 from gpuopt.backends.cpu.bundles import bundles
 from gpuopt.backends.cpu.chunks import Chunks, chunk_length
 from gpuopt.backends.cpu.compiled_update import CompiledUpdate
@@ -124,12 +124,16 @@ class DensePlan:
         """Whether all variables with elements are large, and lie flat in memory."""
         return not (self.strided or self._bundles)
 
-    def accept(self, gradients: Sequence[Any]) -> int | None:
+    def accept(
+        self, gradients: Sequence[Any], others: Collection[np.dtype[Any]] = ()
+    ) -> int | None:
         """Returns 0 if all gradients are numpy's arrays of their variables' shapes and dtype.
 
-        A master copy's gradient has the dtype of its 16-bit variable.
+        A master copy's gradient has the dtype of its 16-bit variable. See `Backend`'s `DensePlan`.
         """
         dtype = self._dtype
+        if others and type(gradients[0]) is np.ndarray:
+            dtype = accepted_dtype(gradients[0].dtype, dtype, others)
         for gradient, shape in zip(gradients, self._shapes, strict=True):
             if type(gradient) is not np.ndarray or gradient.shape != shape:
                 return None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from operator import attrgetter, eq
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from gpuopt.backends.backend import INDEX_DTYPES, Scalars, Target, Updated
+from gpuopt.backends.backend import INDEX_DTYPES, Scalars, Target, Updated, accepted_dtype
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_launch import MOST_LISTS, DenseLaunch
 from gpuopt.backends.cuda.in_flight import LastUpdate
@@ -126,7 +126,9 @@ class DensePlan:
         # The lists that `accept` took last, the latest first.
         self._accepted: list[_Accepted] = []
 
-    def accept(self, gradients: Sequence[Any]) -> int | None:
+    def accept(
+        self, gradients: Sequence[Any], others: Collection[np.dtype[Any]] = ()
+    ) -> int | None:
         """Returns a version of gradients that fit, else None; see `Backend`'s `DensePlan`.
 
         The same objects are not looked at again while they live.
@@ -137,18 +139,21 @@ class DensePlan:
         last = next((each for each in self._accepted if each.ids == ids), None)
         if last is not None and last.watched is not None and last.watched.are_alive:
             return last.version
+        dtype = self.dtype
+        if others and type(gradients[0]) is self._launcher.xp.ndarray:
+            dtype = accepted_dtype(gradients[0].dtype, dtype, others)
         if not (
             set(map(type, gradients)) == {self._launcher.xp.ndarray}
             and self._launcher.owns(gradients)
-            and set(map(_dtype_of, gradients)) == {self.dtype}
+            and set(map(_dtype_of, gradients)) == {dtype}
             # Not as lists: thousands of tuples at once would set off the garbage collection.
             and all(map(eq, map(_shape_of, gradients), self._shapes))
         ):
             return None
         version = next(self._versions)
-        others = [each for each in self._accepted if each is not last]
+        earlier = [each for each in self._accepted if each is not last]
         watched = None if last is None else Watched(gradients)
-        self._accepted = [_Accepted(ids, watched, version), *others[: MOST_LISTS - 1]]
+        self._accepted = [_Accepted(ids, watched, version), *earlier[: MOST_LISTS - 1]]
         return version
 
     def accept_rows(self, values: Any, indices: Any) -> tuple[int, ...] | None:
