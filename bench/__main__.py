@@ -1,4 +1,4 @@
-"""Runs the benchmarks and writes the results."""
+"""Runs the benchmarks and writes the results; without --only, those that do not take minutes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.catch_up import HEIGHTS
 from bench.harness import ROOT
-from gpuopt.bench.results import Run, read_results
+from gpuopt.bench.results import Run, list_costs, read_results
 
 GROWTH = "growth.svg"
 # Workloads of a picture's panels: (optimizer, size).
@@ -80,12 +80,6 @@ def draw_growth(curves: Mapping[str, Sequence[Run]], file: Path) -> None:
             panel.plot([], [], ".-", color=color, label=name)[0] for name, color in colors.items()
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
-
-
-def list_costs(runs: Sequence[Run], contender: str) -> dict[int, float]:
-    """Returns what a contender's parameter, tensor or row costs, by how many there are."""
-    costs = ((run.at, run.cost_ns(run.contenders.get(contender))) for run in runs)
-    return {at: cost for at, cost in costs if at is not None and cost is not None}
 
 
 def draw_catch_up_times(runs: Mapping[str, Run]) -> None:

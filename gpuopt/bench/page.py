@@ -11,7 +11,7 @@ from string import Template
 from gpuopt.atomic_file import replace_file
 from gpuopt.bench.columns import list_columns
 from gpuopt.bench.plots import COLORS, draw_bars, draw_curves
-from gpuopt.bench.results import Results, Run, describe_run, list_curves, to_json
+from gpuopt.bench.results import Results, Run, describe_run, list_costs, list_curves, to_json
 
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
@@ -99,14 +99,8 @@ def _choose_colors(runs: Mapping[str, Run]) -> dict[str, int]:
 
 
 def _make_curve(name: str, runs: list[Run], colors: Mapping[str, int]) -> str:
-    points = {
-        contender: [
-            (float(run.at), cost)
-            for run in runs
-            if run.at and (cost := run.cost_ns(run.contenders.get(contender))) is not None
-        ]
-        for contender in dict.fromkeys(each for run in runs for each in run.contenders)
-    }
+    contenders = dict.fromkeys(each for run in runs for each in run.contenders)
+    points = {each: list(list_costs(runs, each).items()) for each in contenders}
     legend = " ".join(
         f'<span class="s{colors[contender]}">&#9632;&nbsp;{escape(contender)}</span>'
         for contender in points

@@ -257,6 +257,12 @@ def list_curves(runs: Mapping[str, Run]) -> dict[str, list[Run]]:
     return {name: found for name, found in curves.items() if len(found) > 1}
 
 
+def list_costs(runs: Sequence[Run], contender: str) -> dict[int, float]:
+    """Returns what a contender's parameter, tensor or row costs, by how many there are."""
+    costs = ((run.at, run.cost_ns(run.contenders.get(contender))) for run in runs)
+    return {at: cost for at, cost in costs if at is not None and cost is not None}
+
+
 def three_digits(number: float | None) -> str:
     """Writes a positive number with three digits, or all before the point; nothing for None."""
     if number is None:
