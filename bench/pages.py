@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from bench import catch_up, instructions, launches, missed_steps, pictures, scale
 from bench.harness import RESULTS, ROOT
-from bench.targets import Target, find_measured
+from bench.targets import Target, find_measured, find_ratio
 from bench.workloads import TARGETS
 from gpuopt.bench.results import Results, Run, Times, describe_run, read_results, three_digits
 from gpuopt.bench.results import list_curves as find_curves
@@ -553,8 +553,7 @@ def _write_missed_steps(files: Sequence[Path]) -> str:
             for gap in missed_steps.GAPS:
                 name = missed_steps.name_run(rule, height, width, gap)
                 run = results.runs[name]
-                target = Target(name, "ratio", missed_steps.STEPPING)
-                ratio = 1 / (find_measured(target, run) or 1)
+                ratio = 1 / find_ratio(run, missed_steps.STEPPING)
                 times = _list_times(run, run.contenders)
                 rows.append([f"{rule}, {height:,} x {width}", f"{gap:,}", *times, f"{ratio:.2g}"])
                 if rule == "Adam" and gap == missed_steps.GAP_OF_RULE:
@@ -588,10 +587,7 @@ def _write_thinc(files: Sequence[Path]) -> str:
     [file] = files
     results = read_results(file)
     machine, runs = results.machine, results.runs
-    ratios = {
-        name: f"{find_measured(Target(name, 'ratio', _THINCS), runs[name]):.2f}"
-        for name in _TRAININGS
-    }
+    ratios = {name: f"{find_ratio(runs[name], _THINCS):.2f}" for name in _TRAININGS}
     rows = []
     for name, what in _TRAININGS.items():
         of_both = (runs[name].contenders[who].usual.median_ms for who in (_THINCS, "gpuopt"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -68,19 +68,28 @@ def find_measured(target: Target, run: Run) -> float | None:
     """Returns the number that a target bounds; None where it was not measured."""
     kind, _, quantity = target.quantity.rpartition(".")
     kind = kind or "step"
-    ours = run.contenders.get(NUMPY_ALONE if quantity == "numpy_ratio" else "gpuopt")
-    its = run.contenders.get(target.against or "gpuopt")
-    if ours is None or its is None:
+    mine, against = (NUMPY_ALONE if quantity == "numpy_ratio" else "gpuopt"), target.against
+    if mine not in run.contenders or (against or mine) not in run.contenders:
         return None
+    ours = run.contenders[mine]
     if quantity == "median_ms":
         return ours.times[kind].median_ms
-    if target.against is None:
+    if against is None:
         number = getattr(ours, quantity)
         return None if number is None else float(number)
-    rounds = list(zip(ours.times[kind].samples_ms, its.times[kind].samples_ms, strict=True))
     if quantity == "extra_ms":
-        return median(our_ms - its_ms for our_ms, its_ms in rounds)
-    return median(our_ms / its_ms for our_ms, its_ms in rounds)
+        return median(our_ms - its_ms for our_ms, its_ms in _list_rounds(run, mine, against, kind))
+    return find_ratio(run, against, mine, kind)
+
+
+def find_ratio(run: Run, against: str, mine: str = "gpuopt", kind: str = "step") -> float:
+    """Returns the median, over all rounds, of a contender's time divided by that of `against`."""
+    return median(my_ms / its_ms for my_ms, its_ms in _list_rounds(run, mine, against, kind))
+
+
+def _list_rounds(run: Run, mine: str, against: str, kind: str) -> Iterator[tuple[float, float]]:
+    samples = (run.contenders[who].times[kind].samples_ms for who in (mine, against))
+    return zip(*samples, strict=True)
 
 
 def is_missed(target: Target, run: Run) -> bool:
