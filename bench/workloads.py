@@ -255,12 +255,12 @@ TARGETS = tuple(target for offer in HOST_OFFERS for target in offer.targets)
 
 # Times alone are for this one.
 GPU = "NVIDIA H200"
-_FEW_LARGE = [f"gpu_{job}_160m" for job in ("adam", "momentum", "adagrad")]
+_LARGE_ON_GPU = [f"gpu_{job}_160m" for job in ("adam", "momentum", "adagrad")]
 _SPARSE = ["gpu_sparse_adagrad", "gpu_sparse_lazyadam"]
 _TEN_TABLES = "gpu_sparse_lazyadam_10_tables"
 GPU_TARGETS = (
-    *(Target(name, "device.ratio", "torch fused", at_most=1.0) for name in _FEW_LARGE),
-    *(Target(name, "device.share_of_copy", at_least=0.9) for name in _FEW_LARGE),
+    *(Target(name, "device.ratio", "torch fused", at_most=1.0) for name in _LARGE_ON_GPU),
+    *(Target(name, "device.share_of_copy", at_least=0.9) for name in _LARGE_ON_GPU),
     Target("gpu_adam_gpt2", "device.ratio", "torch fused", at_most=1.03),
     Target("gpu_adam_resnet50", "wall.ratio", "torch fused", at_most=0.8),
     Target("gpu_adam_10000x64_same", "wall.median_ms", at_most=2.0),
@@ -277,7 +277,6 @@ GPU_TARGETS = (
     *(Target(name, "runs_ahead", at_least=1) for name in (*_SPARSE, _TEN_TABLES)),
 )
 _GPU_CONTENDERS = ("gpuopt", *TORCH_FORMS, "torch sparse", "a kernel for each parameter", ARRAYS)
-_LARGE_TENSORS = Task("", "4 tensors of 41,943,040 elements each", [(40 * 2**20,)] * 4)
 _TALL_TABLE = Task("", "65,536 rows of a table of 10,000,000 x 128", [(10**7, 128)], 65_536)
 _TALL_TABLES = Task(
     "",
@@ -297,7 +296,7 @@ def _with_sets(model: str, gradient_sets: int) -> Task:
 
 # By workload: an optimizer, and what it updates.
 _GPU_TASKS = {
-    **{f"gpu_{job}_160m": (job, _LARGE_TENSORS) for job in ("adam", "momentum", "adagrad")},
+    **{f"gpu_{job}_160m": (job, _MODELS["160m"]) for job in ("adam", "momentum", "adagrad")},
     "gpu_adam_gpt2": ("adam", _MODELS["gpt2-124m"]),
     "gpu_adam_resnet50": ("adam", _MODELS["resnet-50"]),
     "gpu_momentum_resnet50": ("momentum", _MODELS["resnet-50"]),
