@@ -11,6 +11,7 @@ import numpy as np
 from gpuopt.backends import array_types, backend_for, refuse_masked, to_device
 from gpuopt.device import device_of
 from gpuopt.errors import DeviceUnavailableError
+from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.state.masters import refuse_split
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.wide_gradients import GradientTypes, as_read
@@ -318,7 +319,7 @@ def _as_gradient_array(gradient: Any, variable: Variable, types: GradientTypes) 
         _check_dtype(array, variable, types)
         return as_read(_on_device(array, variable), variable)
     # Python's numbers have no type of their own.
-    return _on_device(array.astype(variable.dtype), variable)
+    return _on_device(ignore_fp_warnings(lambda: array.astype(variable.dtype)), variable)
 
 
 def _has_dtype(value: Any) -> bool:

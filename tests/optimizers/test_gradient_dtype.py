@@ -122,6 +122,15 @@ def test_what_the_type_of_a_step_cannot_hold_is_infinite(xp: Any) -> None:
     assert np.isnan(w.numpy()).all()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("option", ["cast", "strict"])
+def test_numbers_without_a_type_that_are_too_large_are_infinite(option: Any) -> None:
+    w = Variable(np.ones(2, np.float32))
+    gradient: Any = [1.0, 4e300]
+    gpuopt.GradientDescentOptimizer(1.0, gradient_dtype=option).apply_gradients([(gradient, w)])
+    np.testing.assert_array_equal(w.numpy(), [0, -np.inf])
+
+
 @pytest.mark.parametrize("kind", [np.int32, np.bool_, np.complex64])
 def test_what_is_no_float_is_refused_as_before(kind: Any) -> None:
     w = Variable(np.ones(2, np.float32), name="w")
