@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from gpuopt.computed_once import computed_once
+from gpuopt.rules.functions import TYPES
+from gpuopt.rules.rounded import BFLOAT16
 from gpuopt.rules.slot_codes import (
     BLOCK,
     CodedValues,
@@ -31,10 +32,8 @@ from gpuopt.rules.split import joined, split
 Array = np.ndarray[Any, Any]
 
 _FLOAT: np.dtype[Any] = np.dtype(np.float32)
-_REALS = {_FLOAT: "float", np.dtype(np.float64): "double"}
-_BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 _HALVES = {
-    _BFLOAT16: "gpuopt::Bfloat16",
+    BFLOAT16: "gpuopt::Bfloat16",
     np.dtype(np.float16): "gpuopt::Float16",
 }
 
@@ -87,6 +86,15 @@ class Codec(ABC):
         """C++ that a translation unit needs before it names the codec, with its own includes."""
         return ()
 
+    @property
+    def gradient_dtype(self) -> np.dtype[Any]:
+        """The dtype of the gradients of a variable that is stored so."""
+        return self.dtypes[0]
+
+    def as_stored(self, values: Array) -> Array:
+        """Returns a variable's numbers as they are once stored: averages follow these."""
+        return values
+
     def decode(self, arrays: Sequence[Array], out: Array) -> None:
         """Writes the stored numbers to `out`, which is flat, if `is_decoded`."""
         raise NotImplementedError
@@ -136,7 +144,7 @@ class Plain(Codec):
 
     @property
     def cpp(self) -> str | None:
-        return f"gpuopt::Plain<{_REALS[self.real]}>"
+        return f"gpuopt::Plain<{TYPES[self.real.name]}>"
 
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         pass
@@ -155,7 +163,7 @@ class Cast(Codec):
 
     @property
     def is_rounded(self) -> bool:  # type: ignore[override]
-        return bool(self.stored == _BFLOAT16)
+        return bool(self.stored == BFLOAT16)
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
@@ -165,6 +173,9 @@ class Cast(Codec):
     def cpp(self) -> str | None:
         stored = _HALVES.get(self.stored) if self.real == _FLOAT else None
         return stored and f"gpuopt::Cast<{stored}>"
+
+    def as_stored(self, values: Array) -> Array:
+        return values.astype(self.stored).astype(values.dtype)
 
     def decode(self, arrays: Sequence[Array], out: Array) -> None:
         np.copyto(out, arrays[0].reshape(-1), casting="unsafe")
@@ -191,6 +202,10 @@ class MasterAndCopy(Codec):
     def cpp(self) -> str | None:
         return f"gpuopt::MasterAndCopy<{_HALVES[self.copy]}>"
 
+    @property
+    def gradient_dtype(self) -> np.dtype[Any]:
+        return self.copy
+
     def encode(self, values: Array, arrays: Sequence[Array]) -> None:
         np.copyto(arrays[1], arrays[0], casting="unsafe")
 
@@ -201,7 +216,7 @@ class Split(Codec):
 
     num_arrays = 2
     is_decoded = True
-    dtypes = _BFLOAT16, np.dtype(np.uint16)
+    dtypes = BFLOAT16, np.dtype(np.uint16)
 
     @property
     def cpp(self) -> str | None:
@@ -381,11 +396,6 @@ class Codecs:
     def per_block(self) -> int:
         """That of the slots in 8 bits, which all have the same; 0 if there are none."""
         return max(codec.per_block for codec in self.every)
-
-    @computed_once
-    def gradient_dtype(self) -> np.dtype[Any]:
-        """The dtype of the gradients that a caller gives: for a master copy, its weights'."""
-        return self.var.copy if isinstance(self.var, MasterAndCopy) else self.var.dtypes[0]
 
     @computed_once
     def coded(self) -> tuple[Coded, ...]:

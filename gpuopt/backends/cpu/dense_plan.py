@@ -88,7 +88,7 @@ class DensePlan:
         self.memory = memory
         self._limits = limits
         self._shapes = [target.var.shape for target in targets]
-        self._dtype = codecs.gradient_dtype
+        self._dtype = codecs.var.gradient_dtype
         self.arrays = [_arrays_of(target, codecs) for target in targets]
         types = [array.dtype for array in self.arrays[0]]
         self.strided: list[int] = []

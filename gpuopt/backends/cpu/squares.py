@@ -14,6 +14,7 @@ from gpuopt.backends.cpu.compiler import build, why_not_compiled
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.fp_warnings import ignore_fp_warnings
+from gpuopt.rules.functions import TYPES
 from gpuopt.rules.sources import kernel_root
 
 Array = np.ndarray[Any, Any]
@@ -26,7 +27,6 @@ _PACK_BYTES = 16
 # Elements that numpy goes through at a time: their squares stay in the cache.
 _AT_ONCE = 16 * CHUNK
 
-_REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 _SOURCE = """
 #include "cpu/squares.hpp"
 
@@ -147,7 +147,7 @@ def _sum_compiled(library: ctypes.CDLL, flat: Sequence[Array], threads: int) -> 
 
 @cache
 def _library(real: np.dtype[Any]) -> ctypes.CDLL | None:
-    library = build(f"squares-{real}", _SOURCE.format(real=_REALS[real]), [kernel_root()])
+    library = build(f"squares-{real}", _SOURCE.format(real=TYPES[real.name]), [kernel_root()])
     if library is not None:
         library.sum_chunks.restype = None
     return library

@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.numbers import Numbers
-from gpuopt.codecs import Cast, Codec, Codecs
+from gpuopt.codecs import Codecs
 from gpuopt.rules.averaged import AVERAGE_WEIGHT, follow
 from gpuopt.rules.rounded import round_at_random
 
@@ -103,12 +103,5 @@ def round_stored(
         if rounded is not None:
             values[k][:] = rounded
     if average is not None:
-        follow(average, _stored(codecs.var, values[0]), rounding.scalars[AVERAGE_WEIGHT])
+        follow(average, codecs.var.as_stored(values[0]), rounding.scalars[AVERAGE_WEIGHT])
         values[1][:] = average
-
-
-def _stored(codec: Codec, values: Array) -> Array:
-    """Returns a variable's numbers as they are once stored."""
-    if not isinstance(codec, Cast):
-        return values
-    return values.astype(codec.stored).astype(values.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,10 +87,7 @@ class CudaLateRows:
             **more,
         }
         workspace = self._workspaces.take()
-        bind = partial(self._launcher.bind, kernel, blocks, ROW_THREADS, **given)
-        launch = workspace.prepared((kernel, blocks), bind)
-        launch.replace(**given)
-        launch.start()
+        launch = workspace.launch(kernel, blocks, ROW_THREADS, **given)
         if rows is not None:
             launch.forget("rows")
         self._workspaces.put_back(workspace)

@@ -23,7 +23,7 @@ from gpuopt.backends.cuda.dense_plan import DensePlan
 from gpuopt.backends.cuda.launch_shapes import CLIP_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.loss_scaling import DECIDED_ELSEWHERE, CudaLossScalings
-from gpuopt.backends.cuda.measured_tables import MeasuredTables
+from gpuopt.backends.cuda.measured_tables import NO_RULE, MeasuredTables
 from gpuopt.backends.cuda.mixed import storage_of
 from gpuopt.backends.cuda.norms import ClippedArrays
 from gpuopt.backends.cuda.order import UpdateOrder
@@ -46,8 +46,6 @@ from gpuopt.locks import Lock
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = Any
-
-_NO_RULE = ClipRule(0, 0.0, 1.0, 1.0, 0, 0)
 
 
 class _Sum(NamedTuple):
@@ -259,8 +257,8 @@ class CudaClips:
         every = [*self._dense_sums(workspace, dense, decides=decision is not None)]
         every += self._sparse_sums(workspace, sparse, flag, decision)
         num_norms, address = len(sums) - (decision is not None), self._launcher.address
-        rule = _NO_RULE if limits is None else self._rule(workspace, limits)
-        unscaling = _NO_RULE._replace(unscale=rule.unscale)
+        rule = NO_RULE if limits is None else self._rule(workspace, limits)
+        unscaling = NO_RULE._replace(unscale=rule.unscale)
         num_done = workspace.zeros("num_done", 1, "uint32")
         more: dict[str, LossDecision] = {}
         for number, one in enumerate(every):

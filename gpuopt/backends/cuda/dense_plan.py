@@ -88,7 +88,7 @@ class DensePlan:
     ) -> None:
         self._launcher = launcher
         self.targets, self.codecs = targets, codecs
-        self.dtype = codecs.gradient_dtype
+        self.dtype = codecs.var.gradient_dtype
         self._shapes = [target.var.shape for target in targets]
         self._versions = itertools.count(1)
         self._positions = [i for i, target in enumerate(targets) if target.var.size]

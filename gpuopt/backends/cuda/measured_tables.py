@@ -21,7 +21,8 @@ from gpuopt.backends.cuda.structs import ClipRule, ClipTotals, LossDecision
 from gpuopt.backends.cuda.workspace import Workspace
 
 _NOWHERE = ClipTotals(0, 0, 0, 0, 0, 0, 0)
-_NO_RULE = ClipRule(0, 0.0, 1.0, 1.0, 0, 0)
+# The sums become no results: another launch follows.
+NO_RULE = ClipRule(0, 0.0, 1.0, 1.0, 0, 0)
 
 
 class MeasuredTables:
@@ -60,7 +61,7 @@ class MeasuredTables:
             refused=refused,
             parts=parts,
             totals=_NOWHERE,
-            rule=_NO_RULE,
+            rule=NO_RULE,
             results=None,
             **self._deciding(decision),
         )

@@ -1,9 +1,8 @@
-"""Flags in device memory that say whether a gradient names a row that its variable lacks."""
+"""Flags in device memory: each is set if a gradient names a row that its variable lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ class CudaRowFlag:
     Attributes:
         array: In device memory; to be read by kernels after `CudaRowFlags.settle`.
         unchecked: A check that no kernel has been launched for yet: the sort of the same rows can
-            do it besides.
+            do it as well.
     """
 
     __slots__ = ("array", "last_update", "unchecked")
@@ -105,17 +104,16 @@ class CudaRowFlags:
             return
         blocks = num_blocks(num_rows, ROW_THREADS, self._launcher.num_multiprocessors)
         workspace = self._workspaces.take()
-        given = {
-            "only": lists[0],
-            "lists": workspace.checked_lists.set(lists) if len(lists) > 1 else None,
-            "num_lists": len(lists),
-            "num_rows": num_rows,
-            "refused": flag.array,
-        }
-        bind = partial(self._launcher.bind, kernels.check_rows(), blocks, ROW_THREADS, **given)
-        launch = workspace.prepared((kernels.check_rows, blocks), bind)
-        launch.replace(**given)
-        launch.start()
+        workspace.launch(
+            kernels.check_rows(),
+            blocks,
+            ROW_THREADS,
+            only=lists[0],
+            lists=workspace.checked_lists.set(lists) if len(lists) > 1 else None,
+            num_lists=len(lists),
+            num_rows=num_rows,
+            refused=flag.array,
+        )
         self._workspaces.put_back(workspace)
 
     def read(self, flag: CudaRowFlag) -> Download:

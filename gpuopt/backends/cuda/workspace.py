@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.launcher import Launch, Launcher
 from gpuopt.backends.cuda.order import MOST_STREAMS
 
 Prepared = TypeVar("Prepared")
@@ -92,12 +92,13 @@ class Workspace:
 
     def launch(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
-    ) -> None:
-        """Does what `Launcher.launch` does, by a launch that is kept for the next call."""
+    ) -> Launch:
+        """Does what `Launcher.launch` does; returns the launch, which the next call uses again."""
         bind = partial(self._launcher.bind, kernel, num_blocks, num_threads, **arguments)
         launch = self.prepared((kernel, num_blocks), bind)
         launch.replace(**arguments)
         launch.start()
+        return launch
 
     def prepared(self, kind: Hashable, prepare: Callable[[], Prepared]) -> Prepared:
         """Returns launches that were prepared for this before, or prepares them."""

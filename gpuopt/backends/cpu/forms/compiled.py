@@ -16,6 +16,7 @@ from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.row_groups import RowGroups, group_rows
 from gpuopt.codecs import Codec, Codecs, Plain
+from gpuopt.rules.functions import TYPES
 from gpuopt.rules.sources import kernel_root
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -23,8 +24,6 @@ Chunk = np.ndarray[Any, Any]
 Walk = Literal["chunks", "rows"]
 # Takes a table's arrays, values and groups of rows; see `CompiledRows.row_update`.
 RowUpdate = Callable[[Sequence[Chunk], Chunk, RowGroups], Callable[[int, int], object]]
-
-REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
 _SOURCE = """
 {include}
@@ -403,7 +402,7 @@ def _library(
         include=rule.include,
         definitions=stored.definitions,
         functor=rule.functor,
-        real=REALS[real],
+        real=TYPES[real.name],
         codecs=stored.cpp,
     )
     name = f"{rule.name}-{real if is_plain else 'stored'}-{walk}"

@@ -12,7 +12,6 @@ import numpy as np
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cpu.compiler import build, why_not_compiled
 from gpuopt.backends.cpu.forms.compiled import (
-    REALS,
     Chunk,
     CompiledRule,
     RowArguments,
@@ -23,6 +22,7 @@ from gpuopt.backends.cpu.forms.compiled import (
 from gpuopt.backends.cpu.row_groups import RowGroups
 from gpuopt.codecs import Codecs, Plain
 from gpuopt.rules.catch_up import OneEarlier
+from gpuopt.rules.functions import TYPES
 from gpuopt.rules.shift import cpp_type
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -162,7 +162,7 @@ def _library(
         codecs=stored.cpp,
         shift=cpp_type(rule.shift, rule.scalars),
         unnamed=other.unnamed.cpp_type(other.functor, other.slots, other.scalars),
-        real=REALS[real],
+        real=TYPES[real.name],
     )
     folders = dict.fromkeys((*rule.include_folders, *other.include_folders))
     name = f"{rule.name}-catch-up-{real if stored.is_plain else 'stored'}"
