@@ -189,7 +189,7 @@ class Cast(Codec):
 
 @dataclass(frozen=True)
 class MasterAndCopy(Codec):
-    """Master copies of weights, and the weights in 16 bits, which are never read."""
+    """Master copies of weights, and the weights in 16 bits, which are written and never read."""
 
     copy: np.dtype[Any]
     num_arrays = 2
@@ -394,7 +394,7 @@ class Codecs:
 
     @computed_once
     def per_block(self) -> int:
-        """That of the slots in 8 bits, which all have the same; 0 if there are none."""
+        """The block size of the slots in 8 bits, which is the same for all; 0 if there are none."""
         return max(codec.per_block for codec in self.every)
 
     @computed_once

@@ -296,7 +296,7 @@ class Backend(Protocol):
     def refuse_reads(self, why: str | None) -> None:
         """Makes `to_host` and `stage` raise DeadlineExceededError, or allows them again.
 
-        For work that was given up before it was done: what came after it has computed nonsense.
+        For work that was given up before it was done: later work has computed wrong values.
 
         Args:
             why: What was not done; None if values may be read.
@@ -387,7 +387,7 @@ class Backend(Protocol):
 
         Args:
             targets: The variables to update, with their slots.
-            codecs: How each of them is stored; by default as the first one's types say: see
+            codecs: How each of them is stored; by default by the types of the first one: see
                 `codecs_of`. With master copies and copies, the plan accepts gradients of the
                 copies' dtype.
             updated: The identities of these variables and slots.

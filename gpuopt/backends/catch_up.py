@@ -1,4 +1,4 @@
-"""A table's record of missed steps: a backend brings rows up to date by it."""
+"""A table's record of missed steps, by which a backend brings rows up to date."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Array = Any
 
 
 class CatchUp:
-    """Which steps each row of a table has made, and what the steps that it has missed would do.
+    """The steps that each row of a table has made, and the effect of those that it has missed.
 
-    Row and step count together: `last` of a row says which steps its numbers have made, wherever
-    Ctrl-C comes. A step whose update was not finished is not counted, as if it had named the rows
-    alone that it has written.
+    A row and its entry of `last` are written together, so that they fit each other even after
+    Ctrl-C. A step whose update was not finished is not counted: the rows that it has written have
+    made it, and no others have missed it.
 
     Attributes:
         rule: The rule of rows without a gradient.

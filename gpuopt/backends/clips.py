@@ -1,4 +1,4 @@
-"""The protocol of what is measured of a step's gradients, and decided by that, before it writes."""
+"""The protocol of measuring a step's gradients, and deciding about the step, before it writes."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class Clips(Protocol):
     ) -> np.floating[Any]:
         """Returns the scalar `clip_factor` of gradients that belong to a norm, or to none.
 
-        In host memory it is the factor. Kernels take the norm's number, and the factors besides.
+        In host memory it is the factor. Kernels take the norm's number, and find the factor by it.
         """
 
 

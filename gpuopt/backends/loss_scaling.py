@@ -37,7 +37,7 @@ class LastBad(NamedTuple):
     """The last step whose gradients were not finite.
 
     Attributes:
-        step: Its number; 0 if there was none. If it stops the ones after it, these are not told of.
+        step: Its number; 0 if there was none. Steps that it stops are not reported.
         gradient: The number of its first gradient that was not; of a sparse one, the sums of equal
             rows are looked at. -1 if all were, and clipping would make them NaN.
     """

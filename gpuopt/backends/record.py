@@ -13,8 +13,7 @@ class StepRecord(NamedTuple):
     Attributes:
         refused: From `RowFlags.new`, or a loss scale after the step: updates that find it set write
             nothing. None if no update can be refused.
-        factors: What the `clip_factor` of a clipped rule is found in: see `Clips.join`. None if
-            no gradient belongs to a norm.
+        factors: The table of clip factors: see `Clips.join`. None if no gradient belongs to a norm.
         sums: What rules sum over variables, if it was computed with the norms: see `Clips.inputs`.
             By the id of the variables' plan.
         num_counts: How many counts of steps updates are given scalars for, as the device may leave

@@ -11,15 +11,15 @@ def array_at(address: int, form: Any) -> np.ndarray[Any, Any]:
     """Returns an array at an address, which owns nothing.
 
     Args:
-        address: Of the first element; it may be one of a GPU, if nobody reads the result.
+        address: Of the first element; it may be one of a GPU, if the result is not read.
         form: An array of any module, whose shape, strides and dtype the result gets.
     """
-    # The type string of bfloat16 says "two bytes": a view of the same item size mends it.
+    # bfloat16's type string means two bytes of no type; a view gives the array its dtype.
     return np.asarray(_Interface(address, form)).view(form.dtype)
 
 
 class _Interface:
-    """Tells numpy where memory is, by its array interface."""
+    """Gives numpy the address of memory, by the array interface."""
 
     def __init__(self, address: int, form: Any) -> None:
         self.__array_interface__ = {

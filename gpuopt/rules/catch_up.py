@@ -31,21 +31,21 @@ import numpy as np
 
 from gpuopt.rules.update_rule import UpdateRule
 
-# What optimizers take: whether rows that a sparse gradient does not name catch up later, and if so,
-# by sums or step by step.
+# The option: whether rows without a gradient catch up later, by sums (True) or step by step.
 CatchUpOption = bool | Literal["stepping"]
 
 # The sums of a step: of j = 0, 1 and 2, and of the bound.
 NUM_SUMS = 4
-# Of how many steps there are sums for one. Mirrors `sums_stride` in kernels/shared/catch_up.cuh.
+# Sums are kept for every fourth step. Mirrors `sums_stride` in kernels/shared/catch_up.cuh.
 STRIDE = 4
 # Steps are left out of sums once r^k is below this.
 _NOTHING = {np.float32: 1e-14, np.float64: 1e-21}
-# The part of a row's movement that may be left out. Rounding does more, or about as much.
+# The part of a row's movement that may be left out: about as much as rounding, or less.
 _TOLERANCE = {np.float32: 2.5e-7, np.float64: 5e-8}
-# Beyond, sums would be of so many terms that rows had better not fall behind.
+# With a longer window, rows do not fall behind: sums would have too many terms.
 _LONGEST_WINDOW = 4096
-# How many steps there is room for: then all rows are brought up to date, for a new count.
+# Bounds of the number of steps that can be counted: after these, all rows are brought up to date
+# and counting begins anew.
 _LONGEST = 16 * 1024
 _SHORTEST = 1024
 
@@ -112,7 +112,7 @@ class Factors:
         """Computes the numbers.
 
         Args:
-            rule: Says what it does to rows without a gradient.
+            rule: A rule that declares its effect on rows without a gradient.
             scalars: The rule's.
             real: Their type.
             stepping: Whether all steps are to be made one by one.

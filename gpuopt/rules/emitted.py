@@ -1,4 +1,4 @@
-"""C++ of a traced rule: a functor, which the loops of kernels/ call for each element."""
+"""C++ of a traced rule: a functor that the loops of kernels/ call for each element."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import numpy as np
 from gpuopt.rules.functions import OPERATIONS, TYPES
 from gpuopt.rules.tracing import NUMBER, Node, Program, Rank
 
+# Computed before all else where they do not depend on the element: see `_body`.
 _COSTLY = {"divide", "power", "select", "sqrt"}
 
-# numpy's sum of two truth values is one; C++ adds numbers.
-_OF_TRUTHS = {"add": "logical_or", "multiply": "logical_and"}
+# Of two booleans, numpy's sum and product are booleans; C++'s are integers.
+_OF_BOOLEANS = {"add": "logical_or", "multiply": "logical_and"}
 
-# The place of statements without a line of Python.
+# The file and line of statements without a line of Python.
 _GENERATED = "generated:1"
 
 
@@ -51,7 +52,7 @@ class EmittedStage(NamedTuple):
 
 
 def field_name(name: str, place: int) -> str:
-    """Returns what a scalar is called in C++, where no keyword and no macro ends like this."""
+    """Returns a scalar's name in C++: no keyword or macro ends with an underscore like it."""
     is_plain = name.isascii() and not name.startswith("_")
     return f"{name}_" if is_plain else f"scalar_{place}"
 
@@ -70,11 +71,11 @@ def emit(
     Args:
         name: The rule's.
         slots: The rule's, in order.
-        fields: What its scalars are called in C++, in order.
+        fields: The names of its scalars in C++, by their names in Python, in order.
         counts: The values of the functor's constants, by their names.
         degrees: See `UpdateRule`.
-        steps: What the rule does, traced for float32 and for float64.
-        terms: What it sums; empty if nothing.
+        steps: The traces of the rule, for float32 and for float64.
+        terms: The traces of its terms; empty if it has no sums.
     """
     places = {"var": "var", "grad": "grad"}
     places |= {slot: f"slot[{place}]" for place, slot in enumerate(slots)}
@@ -116,8 +117,8 @@ def emit_staged(
         has_own_sums: Whether the rule has sums.
     """
     lines = [
-        f"  static constexpr {'bool' if _is_claim(each) else 'int'} {each} = "
-        f"{str(bool(value)).lower() if _is_claim(each) else value};"
+        f"  static constexpr {'bool' if _is_boolean(each) else 'int'} {each} = "
+        f"{str(bool(value)).lower() if _is_boolean(each) else value};"
         for each, value in constants.items()
     ]
     lines += _degree(degrees)
@@ -170,7 +171,7 @@ def emit_staged(
     return _struct(name, lines)
 
 
-def _is_claim(constant: str) -> bool:
+def _is_boolean(constant: str) -> bool:
     return constant.startswith(("is_", "has_"))
 
 
@@ -208,7 +209,7 @@ def _random(stage: EmittedStage, fields: Sequence[str]) -> list[str]:
 
 
 def _struct(name: str, lines: Sequence[str]) -> Functor:
-    """Returns a functor, whose name is made of what it does."""
+    """Returns a functor, whose name has a digest of its statements."""
     body = "\n".join(lines)
     # A rule that moves in its file keeps its name.
     digest = hashlib.sha256("\n".join(_without_places(lines)).encode()).hexdigest()[:8]
@@ -228,7 +229,7 @@ def _struct(name: str, lines: Sequence[str]) -> Functor:
 def _functions(
     head: str, programs: Mapping[str, Program], names: Mapping[str, str], places: Mapping[str, str]
 ) -> list[str]:
-    """Returns a function template; or a function for each type, where a program has a third one."""
+    """Returns a function template; or a function for each type, if their statements differ."""
     bodies = {
         real: _body(program, {**TYPES, real: "Real"}, names, places)
         for real, program in programs.items()
@@ -249,7 +250,7 @@ def _function(head: str, lines: Sequence[str], template: str) -> list[str]:
     code = "\n".join(_without_places(lines))
     for name in re.findall(r" (\w+)(?=[,)])", head):
         if name != "terms" and not re.search(rf"\b{name}\b", code):
-            head = re.sub(rf" {name}(?=[,)])", "", head)  # compilers warn of what is not used
+            head = re.sub(rf" {name}(?=[,)])", "", head)  # compilers warn of unused parameters
     return _lines(f"void {head}", lines, template)
 
 
@@ -265,7 +266,7 @@ def _lines(head: str, lines: Sequence[str], template: str) -> list[str]:
 def _at(line: str) -> str:
     """Returns the directive by which compilers and profilers show a line of Python."""
     path, _, number = line.rpartition(":")
-    # In ptxas, no escape makes them part of a file's name.
+    # ptxas takes none of these in a file's name, escaped or not.
     path = re.sub(r'["\\\x00-\x1f]', "_", path)
     return f'#line {number} "{path}"'
 
@@ -281,15 +282,18 @@ def _body(
     places: Mapping[str, str],
     returned: str = "terms[{}] = {};",
 ) -> list[str]:
-    """Returns the statements of a program; `returned` has places for a result's and its value."""
+    """Returns the statements of a program.
+
+    `returned` is the statement for a result, with placeholders for its number and its value.
+    """
     writer = _Writer(program, types, names)
-    # First what is the same for all elements, so that compilers take it out of their loops.
+    # Costly values that are the same for all elements come first: compilers hoist them.
     for node in program.nodes():
         if node.rank is Rank.UNIFORM and node.op in _COSTLY:
             writer.name(node)
     ends = [(array, writer.value(node)) for array, node in program.stores.items()]
     terms = [(node, writer.value(node)) for node in program.returned]
-    # Stores follow all statements: what needs an old value does not see a new one.
+    # Stores follow all statements, which need the old values.
     for place, (array, value) in enumerate(ends):
         writer.write(program.lines[array], f"const Real new_{place} = {value};")
     for place, (array, _) in enumerate(ends):
@@ -300,7 +304,7 @@ def _body(
 
 
 class _Writer:
-    """Writes nodes as statements; what one alone needs stands in it, as the ways of a `select`."""
+    """Writes nodes as statements; a value that is used once is part of its user's expression."""
 
     def __init__(
         self, program: Program, types: Mapping[str, str], names: Mapping[str, str]
@@ -339,7 +343,7 @@ class _Writer:
         operands = [self.value(operand) for operand in node.operands]
         if node.op == "convert":
             return f"static_cast<{self._type_of(node)}>({operands[0]})"
-        op = _OF_TRUTHS.get(node.op, node.op) if node.dtype.kind == "b" else node.op
+        op = _OF_BOOLEANS.get(node.op, node.op) if node.dtype.kind == "b" else node.op
         return OPERATIONS[op].format(*operands)
 
     def _literal(self, node: Node) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# By the names of numpy's types: C++'s. `numpy::` is a namespace of kernels/shared/numpy.cuh.
+# C++'s types by the names of numpy's. The namespace `numpy` is in kernels/shared/numpy.cuh.
 TYPES = {
     **{"bool": "bool", "int64": "numpy::Integer", "uint64": "numpy::Word"},
     **{"float32": "float", "float64": "double"},
@@ -24,16 +24,16 @@ _OF_TWO = (
     "arctan2 bitwise_and bitwise_or bitwise_xor copysign float_power floor_divide fmax fmin hypot "
     "left_shift maximum minimum power remainder right_shift"
 )
-# These take integers, too, and some of them numbers of truth.
+# These also take integers, and some of them booleans.
 OF_INTEGERS = frozenset(
     {"absolute", "bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide", "invert"}
     | {"left_shift", "maximum", "minimum", "positive", "power", "remainder", "right_shift"}
     | {"sign", "square"}
 )
-# These take words of 64 bits, too.
+# These also take uint64.
 OF_WORDS = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"})
 
-# By the ufunc's name: C++ with a place for each operand.
+# C++ by the ufunc's name, with a placeholder for each operand.
 UFUNCS = {
     **_OPERATORS,
     **{name: f"numpy::{name}({{}})" for name in _OF_ONE.split()},
@@ -43,7 +43,7 @@ UFUNCS = {
 INEXACT = frozenset(
     name for name in UFUNCS if re.search("arc|cos|sin|tan|exp|log|power|cbrt|hypot", name)
 )
-# Of all that a trace has, by its name.
+# The same for every operation of a trace.
 OPERATIONS = {
     **UFUNCS,
     "clip": "numpy::clip({}, {}, {})",

@@ -8,8 +8,8 @@ import numpy as np
 
 from gpuopt.fp_warnings import ignore_fp_warnings
 
-# The largest scale that is accepted: the reciprocal of a larger one is subnormal, and kernels take
-# that for 0.
+# The largest scale that is accepted: the reciprocal of a larger one is subnormal, and kernels flush
+# it to 0.
 LARGEST_SCALE = 2.0**126
 # The largest scale that grows: its reciprocal times a factor of clipping down to 2^-26 is no
 # subnormal number either.
@@ -35,12 +35,12 @@ class ScaleRule(NamedTuple):
 
 
 class ScaleState(NamedTuple):
-    """A loss scale, and what it has seen.
+    """A loss scale, and counts of the steps that it depends on.
 
     Attributes:
         loss_scale: float32.
         good_steps: Steps with finite gradients since the scale has changed, or since a bad one.
-        bad_steps: Steps without since the scale has changed.
+        bad_steps: Steps with NaN or infinity since the scale has changed.
         num_skipped: How many steps were left out.
         skipped_in_a_row: How many of them since the last one whose gradients were finite.
     """

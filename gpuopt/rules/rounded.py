@@ -19,7 +19,7 @@ from gpuopt.rules.update_rule import UpdateRule
 
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 _BITS = 16
-# How many arrays a word of random bits is for.
+# How many arrays share a word of random bits.
 _ARRAYS = 4
 _LAST_FINITE = 0x7F7F0000
 _INFINITE = 0x7F800000

@@ -17,7 +17,7 @@ def divide_by_scale(grad: Any, *, unscale: Any) -> None:
 
 _UNSCALING = Stage(UNSCALED, divide_by_scale, is_measured=True)
 # A device that decides about steps knows the scale: then the scalar is 0 for kernels.
-_DECIDED = replace(_UNSCALING, of_counts=True)
+_DECIDED = replace(_UNSCALING, has_device_count=True)
 [UNSCALE] = _UNSCALING.scalars
 
 

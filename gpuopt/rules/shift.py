@@ -16,8 +16,7 @@ class Shift(NamedTuple):
     """A step that is the same wherever the variable is, but for a decay.
 
     Attributes:
-        decay: The scalar by which the step multiplies the variable, to subtract that; None if it
-            does not.
+        decay: The scalar s of the term `var -= s * var`; None if there is no such term.
     """
 
     decay: str | None
@@ -58,7 +57,7 @@ def _dependent(program: Program) -> set[Node]:
 
 
 def _decay(node: Node) -> str | None:
-    """Returns the scalar that a value is the product of, and of the variable."""
+    """Returns the scalar s of a value `s * var`; None if the value is no such product."""
     factors = {each.op: each.detail for each in node.operands}
     is_decay = node.op == "multiply" and factors.get("array") == "var" and "scalar" in factors
     return factors["scalar"] if is_decay else None

@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 # How many codes share a scale, in the forms of bitsandbytes' map.
 BLOCK = 256
-# As states name what belongs to a slot: the codes have the slot's own name.
+# The suffix of the name of a slot's scales in states; its codes have the slot's own name.
 SCALES = "_absmax"
 
 # Magnitudes are looked up by the upper 16 of float32's bits: exponent and seven digits. All below
@@ -142,7 +142,7 @@ def encode(values: Array, coding: Coding) -> tuple[Array, Array]:
         values = np.sqrt(values)
     magnitudes = np.abs(values)
     scales = magnitudes.max(axis=1)
-    # In a block of zeros, all are 0 of any scale.
+    # Zeros are 0 by any scale.
     magnitudes /= np.where(scales > 0, scales, np.float32(1))[:, np.newaxis]
     bits = np.maximum(magnitudes.view(np.uint32), _FIRST_BITS)
     bits += SlotTables.of(coding).steps.take((bits - _FIRST_BITS) >> _CODE_SHIFT)

@@ -14,8 +14,8 @@ _WHOLE = np.dtype(np.uint32)
 def split(values: Any) -> tuple[Any, Any]:
     """Returns bfloat16 and uint16 arrays that together are float32 ones.
 
-    The bfloat16 are rounded half up, by their bits. Every pattern that is no NaN comes back from
-    `joined` to the bit, and every NaN as one: rounded up, some would become infinite, or 0.
+    The bfloat16 are rounded half up, by their bits. `joined` returns all numbers to the bit. NaNs
+    become one NaN of their sign: rounded up, the bits of some would be those of infinity or 0.
     """
     bits = values.view(_WHOLE)
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000

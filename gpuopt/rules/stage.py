@@ -20,16 +20,16 @@ from gpuopt.rules.tracing import NUMBER, REALS, Program, Rank, trace
 RULE, UNSCALED, CLIPPED = "rule", "unscaled", "clipped"
 RANDOM = "random"
 
-# The names of all stages in the order of a step: by the functions of a program, which loops call
-# one after the other.
+# The names of all stages in the order of a step, by the functions of a program that call them.
+# Loops call these functions one after the other.
 ORDER: dict[str, list[str]] = {
-    # When the gradient is read; they change it.
+    # Called when the gradient is read: these stages change it.
     "gradient": [UNSCALED, "bounded", CLIPPED],
-    # Before and after the rule. A stage with `step` gets the rule's step from 0.
+    # Before and after the rule. For a stage with the array `step`, the rule updates zeros.
     "apply": ["decayed", RULE, "cautious"],
-    # When the variable and the slots are stored; loops do it, with the stage's scalars.
+    # Called by loops as they store the variable and the slots: returns random bits for rounding.
     "store": ["rounded"],
-    # After the variable is stored; they get its stored value.
+    # Called after the variable is stored, with its stored value.
     "follow": ["averaged"],
 }
 
@@ -51,9 +51,9 @@ class Stage:
         sums: The scalars that are sums over the variable.
         terms: Takes the gradient and the step, and returns an array for each of `sums`, whose
             elements are summed.
-        of_counts: Whether a device chooses all scalars of the step by its own count of steps.
-        is_measured: Whether what measures gradients takes its effect into account. Norms are of
-            unscaled gradients, whatever other stages do before these are clipped.
+        has_device_count: Whether the device chooses the step's scalars by its own count of steps.
+        is_measured: Whether measuring takes its effect into account. Norms ignore other stages of
+            the gradient, even those before clipping.
         is_of_named_rows: Whether it skips elements with the gradient -0: see `of_named_rows`.
     """
 
@@ -62,7 +62,7 @@ class Stage:
     slots: tuple[str, ...] = ()
     sums: tuple[str, ...] = ()
     terms: Callable[[Any, Any], Sequence[Any]] | None = None
-    of_counts: bool = False
+    has_device_count: bool = False
     is_measured: bool = False
     is_of_named_rows: bool = False
 

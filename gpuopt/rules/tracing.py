@@ -33,7 +33,7 @@ WORD: DType = np.dtype(np.uint64)
 
 
 class Rank(IntEnum):
-    """By what a value differs."""
+    """The scope in which a value is constant: a whole variable, a row, or one element."""
 
     UNIFORM = 0
     ROW = 1
@@ -48,9 +48,9 @@ class Node:
         op: A ufunc's name; or "array", "scalar", "constant", "convert", "select" or "clip".
         operands: What it is computed from.
         dtype: Its type.
-        detail: The name of an array or a scalar; a constant's value; a ufunc that has no form in
-            C++ here.
-        rank: By what it differs.
+        detail: The name of an array or a scalar; a constant's value; a ufunc that gpuopt cannot
+            write as C++.
+        rank: The scope in which it is constant.
         line: Of Python, as "gpuopt/optimizers/adam.py:45"; "" for an array or a scalar.
     """
 
@@ -77,7 +77,7 @@ class Program:
     lines: Mapping[str, str]
 
     def nodes(self) -> list[Node]:
-        """Returns what is needed, operands before their users."""
+        """Returns the nodes that the results need, each after its operands."""
         ordered: dict[Node, None] = {}
 
         def visit(node: Node) -> None:
@@ -104,16 +104,16 @@ def trace(
     """Traces a function.
 
     Args:
-        name: What it is called in errors.
+        name: The function's name in errors.
         function: Takes a mapping of stand-ins by name; may return values.
         arrays: The names of its arrays.
-        scalars: The names of its scalars. One of rows is an array that is only read.
+        scalars: The names of its scalars. A scalar of rank ROW is an array that is only read.
         real: The type of all but `NUMBER`, which is only read.
-        read_only: What arrays that it must not write are called in errors, by their names.
-        is_emitted: Whether each operation must have a form in C++ here.
+        read_only: The arrays that it must not write: their descriptions in errors, by name.
+        is_emitted: Whether the program is written as C++, so that other operations are refused.
 
     Raises:
-        TypeError: it does what no program can; the message has the line.
+        TypeError: it does something that a program cannot do; the message has the line.
         ValueError: it writes numbers of elements to an array of rows.
     """
     tape = _Tape(name, is_emitted)
@@ -210,11 +210,11 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Any, types: Any, inputs: Sequence[Any], options: Mapping[str, Any]
     ) -> Any:
-        known = _FUNCTIONS.get(function)
-        if known is None:
+        traced = _FUNCTIONS.get(function)
+        if traced is None:
             self.tape.refuse(_name_with_advice("np", function.__name__))
         try:
-            return known(self.tape, *inputs, **options)
+            return traced(self.tape, *inputs, **options)
         except TypeError as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
                 self.tape.refuse(f"np.{function.__name__} with these arguments")
@@ -290,14 +290,14 @@ class _Tape:
         """Returns the outcome of a Python `if`."""
         if node.rank is not Rank.UNIFORM:
             self.refuse("an `if` on an array's values: use np.where(condition, a, b)")
-        known = dict(self.decisions)
-        if node not in known:
+        outcomes = dict(self.decisions)
+        if node not in outcomes:
             at = len(self.decisions)
             if at == MOST_DECISIONS:
                 self.refuse(f"more than {MOST_DECISIONS} decisions by scalars: use np.where")
-            known[node] = self.prefix[at] if at < len(self.prefix) else True
-            self.decisions.append((node, known[node]))
-        return known[node]
+            outcomes[node] = self.prefix[at] if at < len(self.prefix) else True
+            self.decisions.append((node, outcomes[node]))
+        return outcomes[node]
 
     def given(self, op: str, name: str, rank: Rank, dtype: DType, read_only: str) -> Traced:
         """Returns the stand-in for an argument."""
@@ -305,7 +305,7 @@ class _Tape:
         return Traced(self, node, op == "array" or rank is not Rank.UNIFORM, read_only)
 
     def call(self, ufunc: np.ufunc, inputs: Sequence[Any]) -> Traced:
-        """Returns what a ufunc makes of operands."""
+        """Returns the result of a ufunc."""
         name = ufunc.__name__
         is_known = name in UFUNCS
         if not is_known and self._is_emitted:
@@ -339,7 +339,7 @@ class _Tape:
         return self._constant(number if is_plain else dtype.type(number).item(), dtype)
 
     def _kind(self, value: Any) -> Any:
-        """Returns what numpy's promotion goes by: Python's numbers are of no type of their own."""
+        """Returns the type that numpy promotes by: for a Python number, the class int or float."""
         if isinstance(value, Traced):
             return value.dtype
         if type(value) in (int, float):
@@ -367,10 +367,10 @@ class _Tape:
         return self.node("convert", (node,), dtype)
 
     def select(self, condition: Node, yes: Node, no: Node, line: str | None = None) -> Node:
-        """Returns either value.
+        """Returns the node of `yes if condition else no`.
 
-        Where one operand alone differs, or both are the same up to roots or powers of the same
-        numbers and the like, operands are chosen: then no element needs both ways.
+        Where both are the same operation on similar operands, the operands are selected instead of
+        the results, so that the operation is computed once.
         """
         if yes is no:
             return yes
@@ -391,7 +391,7 @@ class _Tape:
         return self._selected[key]
 
     def merged(self, paths: Sequence[_Path], depth: int) -> dict[Any, Node]:
-        """Returns the ends of all paths as one."""
+        """Returns the final values of all paths, joined by selects."""
         if len(paths) == 1:
             return paths[0][1]
         condition = paths[0][0][depth][0]
@@ -413,7 +413,7 @@ class _Tape:
         rank: Rank | None = None,
         line: str | None = None,
     ) -> Node:
-        """Returns the node of this value: the same one for the same operation on the same nodes."""
+        """Returns a value's node: equal operations on the same operands share one."""
         # By its text, -0.0 is not 0.0, and NaN is itself.
         key = op, tuple(map(id, operands)), dtype, repr(detail)
         found = self._nodes.get(key)
@@ -450,7 +450,7 @@ def _have_same_operation(yes: Node, no: Node) -> bool:
 
 @cache
 def _are_alike(yes: Node, no: Node) -> bool:
-    """Whether two values are the same up to what is computed of the same operands."""
+    """Whether two values differ only in subexpressions of the same operands."""
     if yes is no:
         return True
     if _have_same_operation(yes, no):
@@ -523,7 +523,7 @@ def _shown(value: Any) -> str:
 
 
 def _line() -> str:
-    """Returns the line of Python that the traced function is at.
+    """Returns the line of Python that the traced function is executing.
 
     The file's path begins at its package, so it does not depend on where that is installed.
     """

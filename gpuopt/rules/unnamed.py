@@ -34,7 +34,7 @@ class Unnamed:
     movement: Movement | None = None
 
     def cpp_type(self, functor: str, slots: tuple[str, ...], scalars: tuple[str, ...]) -> str:
-        """Returns the type in kernels/shared/catch_up.cuh that says the same.
+        """Returns the same declaration as a type of kernels/shared/catch_up.cuh.
 
         Args:
             functor: The rule's.

@@ -22,7 +22,7 @@ from gpuopt.rules.unnamed import Unnamed
 
 # The scalar of a row-wise rule that each row has for itself.
 MEAN_SQUARE = "mean_square"
-# What a header of a user's own may call, as in CUDA.
+# A user's own header may call functions of <cmath> without including it, as in CUDA.
 _FUNCTIONS_OF_C = "#if !defined(__CUDACC__)\n#include <cmath>\n#endif\n"
 
 
@@ -38,8 +38,8 @@ class UpdateRule:
 
     Attributes:
         apply: The function. Takes flat chunks of any length and updates `var` and its slots in
-            place; the gradient is read-only, and what `gradient` returns. Its result must depend on
-            its arguments alone: it is traced once. If the rule is row-wise, it takes rows,
+            place. Its `grad` is read-only: the result of `gradient`. It is traced once, so its
+            result must depend on its arguments alone. If the rule is row-wise, it takes rows,
             [num_rows, row_width], and each of `row_slots` as [num_rows, 1].
         slots: The slots' names, in order.
         scalars: The names of the scalars of a step, in order.
@@ -85,8 +85,8 @@ class UpdateRule:
 
     @computed_once
     def is_scaled(self) -> bool:
-        """Whether kernels choose among the scalars of several counts; see `scaled`."""
-        return any(stage.of_counts for stage in self.stages)
+        """Whether kernels choose among the scalars of several counts of steps; see `scaled`."""
+        return any(stage.has_device_count for stage in self.stages)
 
     @computed_once
     def is_rounded(self) -> bool:
@@ -128,7 +128,7 @@ class UpdateRule:
 
     @computed_once
     def shift(self) -> Shift | None:
-        """How its step depends on where the variable is; None if in any other way than these."""
+        """How its step depends on the variable's value; None if in another way than `Shift`."""
         try:
             return shift_of(self.programs["float64"])
         except Exception:  # a rule with its own form in C++ need not be traceable
@@ -193,7 +193,7 @@ class UpdateRule:
 
     @computed_once
     def programs_of_terms(self) -> Mapping[str, Program]:
-        """What the rule sums, likewise; empty if it sums nothing."""
+        """The traces of `terms`, by the dtype's name; empty if the rule has no sums."""
         if not self.sums:
             return {}
         return {real.name: self._trace(partial(self._call, self.terms), real) for real in REALS}
@@ -259,7 +259,7 @@ class UpdateRule:
     def fields(self) -> tuple[str, ...]:
         """The names of its scalars in C++."""
         return tuple(
-            # Loops over rows write it, also for forms of users' own.
+            # Loops write MEAN_SQUARE by its name, and users' own functors name their fields.
             name if self.cuda is not None or name == MEAN_SQUARE else field_name(name, place)
             for place, name in enumerate(self.scalars)
         )
@@ -301,10 +301,10 @@ class UpdateRule:
 
     @property
     def _checks(self) -> str:
-        """C++ that compiles only if the user's own functor has the slots and scalars of this rule.
+        """C++ that compiles only if the user's own functor fits this rule.
 
-        And as many slots of rows and sums, of the same degrees. There is a line for each other
-        number that can be: so a message has both.
+        It compares slots, scalars, row slots, sums and degrees. A count that differs is compared
+        with each possible number, so that the message has both numbers.
         """
         assert self.cuda is not None
         functor, checks = self.cuda.functor, []
@@ -523,7 +523,7 @@ def _refuse_by_trace(rule: UpdateRule) -> None:
 
 
 def _refuse_other_degrees(rule: UpdateRule) -> None:
-    """Compares what a rule sums of a gradient, and of twice as much beside other slots."""
+    """Raises ValueError unless terms of twice the gradient, with other slots, are as declared."""
     var, grad = np.array([0.5, 2.0, -1.0, 10.0]), np.array([-50.0, -0.25, 0.75, 3.0])
     with np.errstate(all="ignore"):
         try:
@@ -537,7 +537,7 @@ def _refuse_other_degrees(rule: UpdateRule) -> None:
         if not np.allclose(doubled, 2.0**degree * mine, rtol=1e-9, atol=0):
             raise ValueError(
                 f"{rule.name} sums what is not of degree {degree} in the gradient alone, as "
-                f"degrees={rule.degrees} says of {name}: of twice the gradient, and of other slots "
+                f"degrees={rule.degrees} declares {name}: for twice the gradient, and other slots "
                 f"and scalars, terms are {doubled} for {mine}. Give its degree, or no degrees"
             )
 

@@ -1,4 +1,4 @@
-"""The names of gradient accumulation's slots, and states that have these elsewhere."""
+"""The names of gradient accumulation's slots, and errors for states that have them in excess."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def hint_about(name: str) -> str:
     return _HINT if name in (SUM, ROWS, VALUES, UNIQUE, COUNT) else ""
 
 
-def says_nothing(name: str, value: Any) -> bool:
-    """Whether a saved number says that nothing was accumulated."""
+def is_zero_count(name: str, value: Any) -> bool:
+    """Whether a saved number is the count of accumulated steps, and 0."""
     return name == COUNT and not np.any(value)

@@ -76,15 +76,15 @@ class CopiedByConstructor:
         return dict(_by_name(type(self), args, kwargs))
 
     def _recipe(self: Self) -> tuple[type[Self], tuple[Any, Any], Changes, Any, dict[str, Any]]:
-        """Returns the arguments of `make_again`: of these, the state is not copied once more."""
+        """Returns the arguments of `make_again`; the state is a copy already."""
         optimizer: Any = self
-        # Both between two changes of rows by other threads.
+        # No other thread changes rows between the two reads.
         with between_writes(f'copying optimizer "{optimizer.get_name()}"'):
             variables = owners_of_slots(optimizer.state)
             state: OptimizerState = optimizer.state_dict(found_again(variables))
         of_wrapper = optimizer.state.wrapper_state
         if of_wrapper is not None:
-            # A wrapper's, which is copied with that alone.
+            # A wrapper's own, which only a copy of the wrapper gets.
             for name in of_wrapper.slot_names:
                 state["slots"].pop(name, None)
             for name in of_wrapper.others:
@@ -92,7 +92,7 @@ class CopiedByConstructor:
         return type(self), self._arguments, self._changes(), state, variables
 
     def _changes(self) -> Changes:
-        """Returns what was set since the constructor."""
+        """Returns the hyperparameters that were set since the constructor."""
         return []
 
     def _repeat_changes(self, changes: Changes) -> None:

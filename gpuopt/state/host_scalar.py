@@ -27,7 +27,7 @@ class HostScalar(Variable):
     def __init__(self, value: np.generic, name: str, device: Device) -> None:
         super().__init__(value, name=name, trainable=False)
         self.device = device
-        # Python's own: one operation long, nobody waits for it.
+        # Not a lock of `gpuopt.locks`: it is held for one operation, so waits need no deadline.
         self._changing = threading.Lock()
         renew_after_fork(self)
 
@@ -48,7 +48,7 @@ class HostScalar(Variable):
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Returns a copy."""
-        # Here, and not by calls: every step reads some.
+        # Inlined, because every step reads some.
         if self.identity.behind is None:
             return self._known.copy()  # type: ignore[no-any-return]
         self.identity.behind.bring_up()

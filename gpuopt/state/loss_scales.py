@@ -19,12 +19,12 @@ STEPS: Final = ("good_steps", "bad_steps")
 COUNTS: Final = ("num_skipped", "skipped_in_a_row")
 NAMES: Final = frozenset((SCALE, *STEPS, *COUNTS))
 
-# As variables are named, the second ones and so on with a number.
+# Names of variables: a second variable of one name has a number behind it.
 _VARIABLES = re.compile(rf"(?:{'|'.join((SCALE, *STEPS))}|{SCALE}/(?:{'|'.join(COUNTS)}))(?:_\d+)?")
 
 
 class Start(NamedTuple):
-    """What a number of loss scaling begins with.
+    """The initial value of a number of loss scaling.
 
     Attributes:
         value: A numpy scalar.
@@ -41,7 +41,7 @@ _starts: WeakKeyDictionary[Identity, Start] = WeakKeyDictionary()
 
 
 def note_start(variable: Variable, start: Start) -> None:
-    """Has a variable begin anew where a saved state has nothing for it."""
+    """Sets the value that a variable gets if a saved state has none for it."""
     _starts[variable.identity] = start
 
 
@@ -49,7 +49,7 @@ def refuse_half_saved(names: Iterable[str]) -> None:
     """Raises ValueError unless a state has all numbers that a loss scale saves together, or none.
 
     Args:
-        names: What a state has besides slots.
+        names: The entries of a state that are not slots.
     """
     present = NAMES.intersection(names)
     together: list[tuple[str, ...]] = [(), COUNTS, (SCALE, *COUNTS), (SCALE, *STEPS, *COUNTS)]
@@ -65,11 +65,11 @@ def refuse_half_saved(names: Iterable[str]) -> None:
 def taken_over(
     own: Mapping[str, Variable], non_slots: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns what variables become when a state is loaded, by name; and what else the state has.
+    """Returns the variables' values after a load, by name, and the other entries of the state.
 
     Args:
         own: The variables, by the names that a state has for them.
-        non_slots: What the state has besides slots.
+        non_slots: The entries of the state that are not slots.
 
     Raises:
         ValueError: the state has a number that no run makes, or lacks one that is saved with others

@@ -1,6 +1,7 @@
 """Master copies of 16-bit variables: a write to one of the two goes to the other.
 
-A copy belongs to the state of the optimizer that keeps it. This module only compares states.
+A copy belongs to the state of the optimizer that keeps it. This module only compares states by
+identity, because the module of states imports it.
 """
 
 from __future__ import annotations
@@ -261,7 +262,7 @@ def check_variables(state: object, variables: Sequence[Variable], masters: Maste
         if variable.is_raw_array or not variable.owns_memory:
             what = "is an array" if variable.is_raw_array else "was made with copy=False"
             problem = (
-                f"{what}, and nobody notices what is written to an array: its master copy would "
+                f"{what}, and a write to an array is not noticed: its master copy would "
                 "not follow. Make a variable of a copy, gpuopt.Variable(array)"
             )
         elif masters == "remainder" and variable.dtype == np.float16:

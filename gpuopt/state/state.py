@@ -56,7 +56,7 @@ class Description(NamedTuple):
         name: The optimizer's own name.
         hyperparameters: Numbers by name; None where a function gives the number.
         slot_names: The names of each variable's slots, in order of creation; such slots have the
-            variable's shape and dtype. None if the optimizer does not say.
+            variable's shape and dtype. None if they are unknown.
         row_slots: Those among them that have `row_shape` instead: a number for each row.
         other_names: The names of the optimizer's other variables, which exist after any step.
         names_of_groups: The names of those that belong to a group of variables; a state of another
@@ -257,7 +257,7 @@ class State:
 
         Args:
             variables: Copies that have slots here, by the names of what they are copies of. If
-                nobody else has one by the first step, the optimizer was copied without it.
+                no other object holds one by the first step, the optimizer was copied without it.
         """
         with self.lock:
             for name, copied in variables.items():
@@ -268,7 +268,7 @@ class State:
                 self._expected[name] = Copy(name, copied), slots
 
     def settle_expected(self) -> None:
-        """Ends what `expect_by_name` began: slots belong to the variables that are there now."""
+        """Ends `expect_by_name`: from now on, slots belong to the variables that exist."""
         if not self._expected:
             return
         with undoing(), self.lock:
@@ -316,7 +316,7 @@ class State:
             self.wait_for_names()
 
     def expect_no_more(self, identities: Set[Identity]) -> None:
-        """Ends what `expect_by_name` began for some variables, which are there."""
+        """Ends `expect_by_name` for some variables, which exist."""
         self._expected = {
             name: each
             for name, each in self._expected.items()
@@ -339,7 +339,7 @@ class State:
         }
 
     def forget_lost(self) -> None:
-        """Notes that other state is taken over than what came without its arrays."""
+        """Forgets which arrays a copy lacks, because another state is loaded."""
         self._lost = []
 
     def table(self, slot_name: str) -> SlotTable:
@@ -424,7 +424,7 @@ class State:
             of_wrapper.keep(undo)
 
     def collect_created(self, create: Callable[[], None]) -> list[Created]:
-        """Calls `create`, and returns what it has made.
+        """Calls `create`, and returns the slots and other variables that it makes.
 
         Raises:
             ValueError: the optimizer was copied or unpickled without its arrays.

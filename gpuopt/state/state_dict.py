@@ -16,7 +16,7 @@ from gpuopt.backends import refuse_masked
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.rules.update_rule import row_shape
 from gpuopt.state import loss_scales
-from gpuopt.state.accumulated import hint_about, says_nothing
+from gpuopt.state.accumulated import hint_about, is_zero_count
 from gpuopt.state.slot_codecs import MASTER, converted_slots
 from gpuopt.state.slots import replace_arrays
 from gpuopt.state.state import Description, Range, State, check_fits
@@ -472,7 +472,7 @@ def _is_left_out(name: str, value: Any, state: State, optimizer: Description) ->
     is_of_a_loss_scale = name in loss_scales.NAMES and optimizer.lists_all
     if is_of_a_loss_scale and name not in optimizer.other_names and state.other(name) is None:
         return True
-    is_idle = state.wrapper_state is None and optimizer.lists_all and says_nothing(name, value)
+    is_idle = state.wrapper_state is None and optimizer.lists_all and is_zero_count(name, value)
     return is_idle or name in optimizer.names_left_out or _is_of_another_grouping(name, optimizer)
 
 

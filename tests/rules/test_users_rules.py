@@ -632,10 +632,10 @@ def _of_a_scalar(var: Any, grad: Any, slot: Any, *, rate: Any, **_: Any) -> list
         (_inputs, [1, -3], r"degrees=\(1, -3\) must be an integer from 0"),
         (_inputs, [1, 3.0], r"degrees=\(1, 3.0\) must be an integer from 0"),
         (_inputs, [True, 3], r"degrees=\(True, 3\) must be an integer from 0"),
-        (_inputs, [0, 3], r"not of degree 0 in the gradient alone, as degrees=\(0, 3\) says of a"),
-        (_inputs, [1, 2], r"not of degree 2 in the gradient alone, as degrees=\(1, 2\) says of b"),
-        (_of_a_slot, [1, 3], r"not of degree 1 .* says of a: of twice the gradient, and of other"),
-        (_of_a_scalar, [1, 3], r"not of degree 1 .* says of a"),
+        (_inputs, [0, 3], r"not of degree 0 in the gradient alone, as degrees=\(0, 3\) declares a"),
+        (_inputs, [1, 2], r"not of degree 2 in the gradient alone, as degrees=\(1, 2\) declares b"),
+        (_of_a_slot, [1, 3], r"not of degree 1 .* declares a: for twice the gradient, and other"),
+        (_of_a_scalar, [1, 3], r"not of degree 1 .* declares a"),
     ],
 )
 def test_degrees_are_those_of_sums_over_variable_and_gradient(

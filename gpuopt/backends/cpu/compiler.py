@@ -33,7 +33,7 @@ _FLAGS = (
     "-O3",
     # The widest registers of this processor; no other processor uses the library.
     "-march=native",
-    # Each operation rounds, as numpy's do. Nobody reads errno or floating-point exceptions.
+    # Each operation rounds, as numpy's do. errno and floating-point exceptions are not read.
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -47,7 +47,7 @@ _FLAGS = (
 
 
 def why_not_compiled() -> str | None:
-    """Says why rules run as numpy calls here, or None if they are compiled."""
+    """Returns why rules run as numpy calls here, or None if they are compiled."""
     if not environment.settings().compiled:
         return "GPUOPT_COMPILED is 0"
     return None if compiler() else "no C++ compiler was found; CXX may name one"
@@ -70,7 +70,7 @@ def _find_compiler(named: tuple[str, ...], search_path: str) -> Sequence[str] | 
 
 
 def why_compiler_fails() -> str | None:
-    """Says why the compiler that was found builds nothing, or None if it builds a library."""
+    """Returns why the compiler that was found builds nothing, or None if it builds a library."""
     command = compiler()
     assert command is not None
     try:

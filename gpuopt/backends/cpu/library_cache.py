@@ -72,7 +72,7 @@ def write_library(path: Path, key: bytes, content: bytes) -> None:
 
 
 def load(content: bytes) -> ctypes.CDLL:
-    """Loads a library from memory: nobody can change it between its check and its use.
+    """Loads a library from memory: it cannot change between its check and its use.
 
     Raises:
         OSError: the system cannot load it.
@@ -89,10 +89,10 @@ def load(content: bytes) -> ctypes.CDLL:
 
 
 def _read_own(path: Path) -> bytes:
-    """Reads a file that nobody else can have written.
+    """Reads a file that no other user can have written.
 
     Raises:
-        OSError: it cannot be read, or somebody else could have written it.
+        OSError: it cannot be read, or another user could have written it.
     """
     descriptor = os.open(path, os.O_RDONLY | CAREFULLY)
     try:

@@ -20,9 +20,9 @@ class UpToDate(NamedTuple):
     """Rows after the steps that they have missed, in the type that rules compute in.
 
     Attributes:
-        var: The variable's, before `rest` is added: so that it is rounded once, with what the rows
-            move by next.
-        rest: What is to be added to `var`; None if nothing is.
+        var: The variable's, without `rest`.
+        rest: A term to be added to `var` after the next step, so that both are rounded once; None
+            if there is none.
         slots: The slots'.
     """
 

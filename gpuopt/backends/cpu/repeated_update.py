@@ -1,4 +1,4 @@
-"""An update of small variables that is made again and again, by gradients in the same places."""
+"""An update of small variables that is repeated with gradients at the same addresses."""
 
 from __future__ import annotations
 

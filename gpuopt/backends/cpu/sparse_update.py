@@ -295,11 +295,11 @@ def _update_late(
         part = slice(first, first + height)
         gradient = sums[part].reshape(-1)
 
-        def step(behind: UpToDate) -> None:
-            var, *slots = (array.reshape(-1) for array in (behind.var, *behind.slots))
+        def step(caught_up: UpToDate) -> None:
+            var, *slots = (array.reshape(-1) for array in (caught_up.var, *caught_up.slots))
             stepped = var
-            if behind.rest is not None:
-                rest = behind.rest.reshape(-1)
+            if caught_up.rest is not None:
+                rest = caught_up.rest.reshape(-1)
                 if shift is None:
                     var += rest
                 else:

@@ -25,7 +25,7 @@ _MOST_BY_DEFAULT = 8
 def num_threads() -> int:
     """Returns how many threads a large update uses.
 
-    GPUOPT_THREADS says so; by default, one for each core that can run this process, up to 8.
+    GPUOPT_THREADS sets it; the default is one for each core that can run this process, up to 8.
 
     Raises:
         ValueError: an environment variable is malformed.
@@ -176,7 +176,7 @@ class _Helpers:
 
     def _help(self) -> None:
         while True:
-            # Not a wait for anyone: this thread has nothing else to do, and ends with the process.
+            # Without a deadline: this thread has nothing else to do, and ends with the process.
             self._calls.get()()
 
 

@@ -65,7 +65,7 @@ def installed(distribution: str) -> str | None:
 
 
 def why_no_gpu(driver: Driver | None = None) -> str | None:
-    """Says what keeps gpuopt from using a GPU, the first obstacle first; None if nothing does.
+    """Returns the first reason why gpuopt cannot use a GPU; None if it can.
 
     Args:
         driver: What `ask_driver` has returned, if it was asked already.
@@ -99,7 +99,7 @@ def too_old_cupy() -> str | None:
 
 
 def other_flavour(driver: Driver) -> str | None:
-    """Says so if CuPy is there for another version of CUDA than the driver is for; else None.
+    """Returns a message if CuPy is for another version of CUDA than the driver; else None.
 
     CuPy for CUDA 12 works with a driver for CUDA 13, but not the other way round.
     """

@@ -129,7 +129,7 @@ class CudaBackend:
 
     def note_reading(self, *read: Updated, kept: Sequence[Any] = ()) -> None:
         with self._lock, self._launcher.device():
-            # What a capture reads, its launches read, of which gpuopt hears nothing.
+            # A capture reads when its graph is launched, which gpuopt cannot order.
             if self._order.has_several_streams() and not self._launcher.is_capturing():
                 self._order.end_reading(read, kept)
 

@@ -1,4 +1,4 @@
-"""What a GPU measures of a step's gradients, and decides by that."""
+"""Measures a step's gradients on a GPU, and decides about the step."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class CudaClips:
     def _recording(
         self, limits: ClipLimits, decision: Decision | None, refused: Any
     ) -> Iterator[tuple[StepRecord, LossDecision | None]]:
-        """Inside, launches may write a new record; the second one is what they take to decide."""
+        """Yields a new record, which launches inside may write, and their argument to decide by."""
         num_norms = len(limits.most)
         with self._lock, self._launcher.device():
             if decision is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Collection, Hashable, Sequence
+from functools import partial
 from operator import attrgetter, eq
 from typing import Any, NamedTuple
 
@@ -28,7 +30,6 @@ from gpuopt.backends.cuda.order import MOST_STREAMS
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
 from gpuopt.backends.cuda.summed_launch import SummedLaunch
-from gpuopt.backends.cuda.watched import Watched
 from gpuopt.backends.record import StepRecord
 from gpuopt.backends.unowned import array_at
 from gpuopt.codecs import Codecs
@@ -39,17 +40,37 @@ _shape_of = attrgetter("shape")
 _dtype_of = attrgetter("dtype")
 
 
+class _Liveness:
+    """Notices the end of objects, without keeping them alive: a new object may get an old one's id.
+
+    Attributes:
+        is_whole: Whether all of the objects live.
+    """
+
+    def __init__(self, objects: Sequence[Any]) -> None:
+        self.is_whole = True
+        end = partial(_note_end, weakref.ref(self))
+        self._references = [weakref.ref(each, end) for each in objects]
+
+
+def _note_end(liveness: weakref.ref[_Liveness], dead: weakref.ref[Any]) -> None:
+    found = liveness()
+    if found is not None:
+        found.is_whole = False
+        found._references = []
+
+
 class _Accepted(NamedTuple):
     """Gradients that fitted.
 
     Attributes:
         ids: Theirs, as bytes.
-        watched: The gradients, if they came twice; else None.
+        alive: Whether they still live, if they came twice; else None: their ids may be reused.
         version: See `DensePlan.accept`.
     """
 
     ids: bytes
-    watched: Watched | None
+    alive: _Liveness | None
     version: int
 
 
@@ -137,7 +158,7 @@ class DensePlan:
         # dictionary, whose hash takes longer than a comparison.
         ids = np.fromiter(gradients, object, len(gradients)).tobytes()
         last = next((each for each in self._accepted if each.ids == ids), None)
-        if last is not None and last.watched is not None and last.watched.are_alive:
+        if last is not None and last.alive is not None and last.alive.is_whole:
             return last.version
         dtype = self.dtype
         if others and type(gradients[0]) is self._launcher.xp.ndarray:
@@ -152,8 +173,8 @@ class DensePlan:
             return None
         version = next(self._versions)
         earlier = [each for each in self._accepted if each is not last]
-        watched = None if last is None else Watched(gradients)
-        self._accepted = [_Accepted(ids, watched, version), *earlier[: MOST_LISTS - 1]]
+        alive = None if last is None else _Liveness(gradients)
+        self._accepted = [_Accepted(ids, alive, version), *earlier[: MOST_LISTS - 1]]
         return version
 
     def accept_rows(self, values: Any, indices: Any) -> tuple[int, ...] | None:
@@ -402,7 +423,7 @@ def _overlap(
     starts: np.ndarray[Any, Any],
     ends: np.ndarray[Any, Any],
 ) -> np.ndarray[Any, Any]:
-    """Says which ranges overlap a written one.
+    """Returns which ranges overlap a written one.
 
     Args:
         written_starts: Where the written ranges begin, in ascending order.

@@ -50,13 +50,13 @@ class Kernel:
     parameters, which tests compare.
 
     Attributes:
-        function: Its name in namespace gpuopt; `<function>.cu` of `kernels/` unless `file` says.
+        function: Its name in namespace gpuopt.
         parameters: What it takes, in order, under the names that they have in C++.
         types: What the template's argument has, types of C++ and integers, by name; or that type
             itself, if it is the only one and there is no rule.
         rule: The rule that the argument is derived from.
         other_rows: The rule of rows without a gradient, if its functor is one of the types.
-        file: Where the function stands.
+        file: The file in `kernels/` that defines the function; by default `<function>.cu`.
         constants: The values of constants in C++ that the host relies on.
         codecs: Those whose C++ is among the types.
     """
@@ -109,7 +109,7 @@ class Kernel:
 
     @computed_once
     def _struct_name(self) -> str:
-        """The rule's name and the types, for people; a digest tells it from all others."""
+        """The rule's name and the types, for people, and a digest, which makes it unique."""
         functor = "types" if self.rule is None else self.rule.functor.rpartition("::")[2]
         arrays, others = (
             [str(self.types[name]) for name in names if name in self.types]

@@ -177,7 +177,7 @@ class Launcher(Protocol):
         """Finds who owns an array's memory; see `Owner`."""
 
     def owns(self, arrays: Sequence[Any]) -> bool:
-        """Says whether all are in the device's memory."""
+        """Whether all are in the device's memory."""
 
     def addresses(self, arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
         """Returns the addresses of many arrays, int64."""
@@ -207,10 +207,10 @@ class Launcher(Protocol):
         """Returns the current stream: work on one stream is done in order."""
 
     def is_default_stream(self) -> bool:
-        """Says whether the current stream is the one that a program has if it makes none."""
+        """Whether the current stream is the one that a program has if it makes none."""
 
     def is_capturing(self) -> bool:
-        """Says whether the device's current stream is being captured into a CUDA graph.
+        """Whether the device's current stream is being captured into a CUDA graph.
 
         May be called outside of `device()`.
         """

@@ -125,7 +125,7 @@ class CudaLossScalings:
     def deciding(
         self, decision: Decision, num_norms: int, refused: Any, refused_address: int
     ) -> Iterator[tuple[StepRecord, LossDecision]]:
-        """Inside, a launch may write a new record, as the decision says that kernels take.
+        """Yields a new record, which launches inside may write, and their argument to decide by.
 
         Args:
             decision: How to decide.

@@ -36,7 +36,7 @@ class Table(NamedTuple):
         values: [num_rows, ...], contiguous: the gradient's rows.
         rows: int32 or int64 [num_rows], contiguous.
         group: The position of its scalars among those of all groups.
-        behind: The count of its steps, if its rows may have missed some.
+        count_of_steps: The count of its steps, if its rows may have missed some.
         first_number: See `Target`.
     """
 
@@ -45,7 +45,7 @@ class Table(NamedTuple):
     values: Any
     rows: Any
     group: int = 0
-    behind: CountOfSteps | None = None
+    count_of_steps: CountOfSteps | None = None
     first_number: int = 0
 
 
@@ -105,7 +105,7 @@ class SortedTables:
         self.sort.start(rows, refused=refused, variable=variable, **self._lists_of(tables))
 
     def gradients_of(self, tables: Sequence[Table]) -> dict[str, Any]:
-        """Returns the arguments that say where gradients are."""
+        """Returns the arguments with the addresses of gradients."""
         row_bytes = self._kind.width * self._kind.dtype.itemsize
         gradients: list[TableGradient] = []
         first = 0
@@ -143,7 +143,7 @@ class SortedTables:
         return num_blocks(num_items * lanes, ROW_THREADS, self._launcher.num_multiprocessors)
 
     def _lists_of(self, tables: Sequence[Table]) -> dict[str, Any]:
-        """Returns the arguments that say where several tables' rows are."""
+        """Returns the arguments with the addresses of several tables' rows."""
         if self.is_single:
             return {}
         lists: list[IndexList] = []

@@ -34,7 +34,7 @@ from gpuopt.computed_once import computed_once
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.update_rule import UpdateRule
 
-# The arguments that say where gradients are.
+# The arguments with the addresses of gradients.
 _GRADIENTS = ("only_gradient", "gradients")
 
 
@@ -68,7 +68,7 @@ def kind_of(
     checks: bool,
 ) -> SparseKind:
     """Returns the kind of these tables, which are updated together."""
-    count = tables[0].behind
+    count = tables[0].count_of_steps
     missed = None if count is None else count.rule
     has_groups = (
         len({table.group for table in tables}) > 1
@@ -141,7 +141,7 @@ class SparseLaunches:
             scalars: The scalars of both rules, by name: those of each group.
             record: See `Backend.apply_sparse`.
             refused: A row flag. If it is set, nothing is written.
-            variable: What the flag is to say if the launches find that rows are out of range.
+            variable: The number that the flag gets if rows are out of range.
         """
         self._tables.start(tables, refused, variable)
         if self._kind.other_rows is not None:
@@ -153,7 +153,7 @@ class SparseLaunches:
         self._update.start(**of_tables, refused=refused, **self._arguments_of(tables))
 
     def _arguments_of(self, tables: Sequence[Table]) -> dict[str, Any]:
-        """Returns the arguments that say where gradients, variables, slots and counts are."""
+        """Returns the arguments with the addresses of gradients, variables, slots and counts."""
         steps = self._row_bytes
         arrays: list[Arrays] = []
         for table, first_key in zip(tables, self._tables.first_keys, strict=True):
@@ -170,9 +170,9 @@ class SparseLaunches:
             given["arrays"] = self._arrays.set([each.of for each in arrays])
         if self._kind.missed is not None:
             late = [
-                table.behind.table_from(first_key)
+                table.count_of_steps.table_from(first_key)
                 for table, first_key in zip(tables, self._tables.first_keys, strict=True)
-                if table.behind is not None
+                if table.count_of_steps is not None
             ]
             given["only_late"] = late[0]
             if self._kind.has_groups:

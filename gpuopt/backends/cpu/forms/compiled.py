@@ -415,10 +415,10 @@ def _library(
 
 
 class RowArguments:
-    """What C++ functions take that update rows; see `CompiledRows.row_update`.
+    """Arguments of the C++ functions that update rows; see `CompiledRows.row_update`.
 
-    numpy takes longer to say where an array is than C++ to update some rows: so it is asked once.
-    A thread that has not ended yet keeps the arrays.
+    numpy takes longer to return an array's address than C++ to update some rows, so each address is
+    read once. A thread that has not ended yet keeps the arrays.
     """
 
     def __init__(
@@ -440,10 +440,10 @@ class RowArguments:
 
 
 def addresses(arrays: Sequence[Chunk]) -> Any:
-    """Returns where arrays are in memory, as a C++ function takes it."""
+    """Returns the addresses of arrays, as C++ takes them."""
     return (ctypes.c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
 
 
 def address_of(array: Chunk) -> ctypes.c_void_p:
-    """Returns where an array is in memory, as a C++ function takes it."""
+    """Returns the address of an array, as C++ takes it."""
     return ctypes.c_void_p(array.ctypes.data)

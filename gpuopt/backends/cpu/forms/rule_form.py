@@ -58,8 +58,9 @@ def quickest_forms(
 ) -> Sequence[RuleForm]:
     """Returns the quickest forms for work that is not small: compiled where that is possible.
 
-    Else it is replayed if the work is large, and plain if it is not. A rule with sums has scalars
-    of each variable, and one with numbers of rows has two lengths: it is run as it is written.
+    Else it is replayed if the work is large, and plain if it is not. Replay supports no rule with
+    sums, whose scalars differ between variables, and none with row slots, whose arrays have two
+    lengths: these are plain.
 
     Args:
         rule: What to compute.
