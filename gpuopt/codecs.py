@@ -44,7 +44,7 @@ class Form(NamedTuple):
     Attributes:
         shape: The array's.
         dtype: The array's.
-        start: What each element starts with.
+        start: The initial value of each element.
     """
 
     shape: tuple[int, ...]
@@ -111,7 +111,7 @@ class Codec(ABC):
 
         Args:
             shape: That of the numbers.
-            start: What they start with.
+            start: The initial value.
         """
         raise NotImplementedError
 
@@ -246,7 +246,7 @@ class Coded(Codec):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What codes stand for, as saved states name it."""
+        """The name of the meaning of codes in saved states."""
 
     @property
     @abstractmethod
@@ -264,7 +264,7 @@ class Coded(Codec):
 
     @property
     def meaning(self) -> str:
-        """What codes stand for, as people read it."""
+        """The meaning of codes, for people."""
         return "each number"
 
     @abstractmethod
@@ -300,7 +300,7 @@ class Coded(Codec):
 
         Args:
             shape: That of the numbers.
-            start: What they start with.
+            start: The initial value.
             by_rows: Whether blocks end at rows.
         """
         of_scales = scales_shape(shape, self.per_block, by_rows=by_rows)
@@ -328,7 +328,7 @@ class Byte(Coded):
     """Codes of bitsandbytes' dynamic map.
 
     Attributes:
-        coding: What the codes stand for.
+        coding: The meaning of the codes.
     """
 
     coding: Coding

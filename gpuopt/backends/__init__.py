@@ -139,7 +139,7 @@ def refuse_masked(value: Any, what: str) -> None:
 
 
 def profiling_range(name: str) -> AbstractContextManager[Any]:
-    """Has NVIDIA's profilers show what is done inside under this name, once a GPU is in use."""
+    """Names the work inside for NVIDIA's profilers, once a GPU is in use."""
     return gpu_backends[0].profiling_range(name) if gpu_backends else nullcontext()
 
 

@@ -141,7 +141,7 @@ class FlagRead(Protocol):
         """Makes the host wait for it.
 
         Args:
-            what: What is waited for, for the error.
+            what: A description of the awaited work, for the error.
 
         Raises:
             DeadlineExceededError: it does not arrive.
@@ -189,7 +189,7 @@ class RowFlags(Protocol):
         """Unsets a flag."""
 
     def memory(self, flag: Any) -> Array:
-        """Returns what a flag is in, to be brought to another device; as `unless_set`."""
+        """Returns a flag's array, to be copied to another device; called as `unless_set` is."""
 
     def join(self, flag: Any, other: Array) -> None:
         """Sets a flag that is not set as another one is, whose `memory` was brought here."""
@@ -254,7 +254,7 @@ class Backend(Protocol):
         """Does what `enter` does; the next updates of `read` wait for the work inside.
 
         Args:
-            read: What is read.
+            read: The identities that are read.
             kept: See `enter_update`.
         """
 
@@ -266,7 +266,7 @@ class Backend(Protocol):
         Later work on `updated` waits for the work inside.
 
         Args:
-            updated: What is written.
+            updated: The identities that are written.
             kept: Arrays that the work reads or writes: their memory is not given to another stream
                 before it is done.
         """
@@ -277,7 +277,7 @@ class Backend(Protocol):
         Nothing is done as long as all calls have come on one stream.
 
         Args:
-            read: What was read.
+            read: The identities that were read.
             kept: See `enter_update`.
         """
 
@@ -290,7 +290,7 @@ class Backend(Protocol):
         `enter_reading`, `enter_update` and `full` do so, too.
 
         Args:
-            call: What is to be called outside of the capture, for the error.
+            call: The call that belongs outside of the capture, for the error.
         """
 
     def refuse_reads(self, why: str | None) -> None:
@@ -299,11 +299,11 @@ class Backend(Protocol):
         For work that was given up before it was done: later work has computed wrong values.
 
         Args:
-            why: What was not done; None if values may be read.
+            why: The work that was not done; None if values may be read.
         """
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
-        """Has the device's profilers show what is done inside under this name."""
+        """Names the work inside for the device's profilers."""
 
     def record_creation(self, new: Updated) -> None:
         """Records the first write of `new` on the current stream: updates on others wait for it."""
@@ -420,7 +420,7 @@ class Backend(Protocol):
         On the CPU, numpy may warn of NaN and infinity, unless called by `ignore_fp_warnings`.
 
         Args:
-            rule: What to compute. If it has sums, they are summed first, over each variable in one
+            rule: The rule. If it has sums, they are summed first, over each variable in one
                 order, and the host does not wait for them. If it is row-wise, each entry along a
                 variable's first axis is a row, and a scalar is one row.
             plan: From `plan_dense`.
@@ -431,7 +431,7 @@ class Backend(Protocol):
                 group of the plan.
             record: See `StepRecord`.
             version: Of the gradients, from the plan's `accept`; None if unknown.
-            kept: What owns memory that the plan borrows: see `enter_update`.
+            kept: The owners of memory that the plan borrows: see `enter_update`.
         """
 
     def apply_sparse(
@@ -447,7 +447,7 @@ class Backend(Protocol):
         """Applies `rule` to the rows of sparse gradients, with repeated rows summed first.
 
         Args:
-            rule: What to compute. If it has sums, they are taken from `scalars`.
+            rule: The rule. If it has sums, they are taken from `scalars`.
             updates: Of variables of one dtype, by gradients of one dtype: see `apply_dense`. A
                 gradient may share memory with its own variable and slots, but with none of another
                 update.
@@ -456,7 +456,7 @@ class Backend(Protocol):
             other_rows: A rule with the same slots that updates rows without a gradient, by a
                 gradient of 0; None if they stay, or catch up later.
             record: See `StepRecord`.
-            kept: What owns memory that the plan borrows: see `enter_update`.
+            kept: The owners of memory that the plan borrows: see `enter_update`.
         """
 
     def measure_copy(self) -> float:

@@ -33,7 +33,7 @@ class CatchUp:
         room: How many steps can be counted: then all rows are brought up to date, for a new count.
         rounding: The scalars of the last step, if numbers are rounded at random; else None. A GPU
             has its own, as it may leave steps out.
-        on_device: What a backend keeps beside it; None at first.
+        on_device: A backend's own data for the table; None at first.
         last_update: Of when it was made, in the order of updates; see `Updated`.
     """
 

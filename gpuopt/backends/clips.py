@@ -16,7 +16,7 @@ Array = Any
 
 
 class ClipForm(IntEnum):
-    """What gradients of norm `n` are multiplied by, where `c` is the most that is allowed.
+    """The factor of gradients of norm `n`, where `c` is the largest allowed norm.
 
     kernels/clip.cu has the same numbers.
     """
@@ -35,14 +35,14 @@ NUM_COLUMNS = 5
 
 
 class RuleInputs(NamedTuple):
-    """What a rule sums over variables and their gradients, computed as these are measured.
+    """A rule's sums over variables and their gradients, computed as these are measured.
 
     Attributes:
         rule: The rule, before it clips; it has `degrees`.
         plan: Of the variables.
-        sums: What is written, for `StepRecord.sums`.
-        bounds: What each gradient is clipped to first, infinite if it is not: as it is given, or
-            where the device alone knows what gradients are divided by, after that.
+        sums: The array that they are written to, for `StepRecord.sums`.
+        bounds: The bound that each gradient is clipped to first, infinite for none: as given, or
+            unscaled, where only the device knows the loss scale.
     """
 
     rule: UpdateRule
@@ -94,13 +94,13 @@ class SparseGradient(NamedTuple):
 
 
 class ClipLimits(NamedTuple):
-    """The most that norms may be, and what is done about it.
+    """The largest allowed norms, and how gradients are clipped to them.
 
     Attributes:
         most: The most of each norm, by number; infinite if it is only measured.
         form: The formula.
         is_double: Whether norms are float64; else they are rounded to float32.
-        unscale: What gradients are multiplied by before all else: norms are of the products.
+        unscale: The factor of gradients before all else: norms are of the products.
         num_copies: How often each gradient comes: equal ones of copies of a variable count once.
     """
 
@@ -121,7 +121,7 @@ class Clips(Protocol):
     """
 
     def inputs(self, rule: UpdateRule, plan: Any, bounds: Sequence[float]) -> RuleInputs | None:
-        """Returns what is to be computed as the gradients of a plan's variables are measured.
+        """Returns the sums to be computed as the gradients of a plan's variables are measured.
 
         None if `Backend.apply_dense` computes what the rule sums, if it sums anything.
 
@@ -146,7 +146,7 @@ class Clips(Protocol):
             dense: Gradients of all dtypes.
             sparse: Gradients of all dtypes.
             num_norms: How many norms there are.
-            refused: See `StepRecord`: what is returned then is no sum.
+            refused: See `StepRecord`: the result is undefined then.
             decides: Whether `join` is to decide about the step.
         """
 
@@ -186,7 +186,7 @@ class Clips(Protocol):
         """
 
     def memory(self, record: StepRecord) -> Array:
-        """Returns what the result of `join` is in, to be copied to another device at once."""
+        """Returns the array of the result of `join`, to be copied to another device at once."""
 
     def take(self, record: StepRecord, memory: Array) -> StepRecord:
         """Returns a record of another device for updates of this one.

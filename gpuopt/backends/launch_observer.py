@@ -16,7 +16,7 @@ class LaunchObserver(Protocol):
 
         Args:
             device: Where it runs, as "gpu:0".
-            name: What runs, and by which rule.
+            name: The kernel's name and the rule's.
             read_ms: Waits for its end, and returns how many milliseconds it took.
         """
 

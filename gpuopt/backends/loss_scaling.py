@@ -19,7 +19,7 @@ class Decision(NamedTuple):
         before: The loss scale before the step: from `LossScalings.new`, or `refused` of a record.
         step: Which step since then it is, from 1.
         stops: Whether no step is made after one that is not finite.
-        copies: What is the same as `before` on other devices, as far as it is there.
+        copies: Copies of `before` on other devices, where there are any.
         num_counts, most_made: See `StepRecord`; counts begin at `LossScalings.new`.
     """
 
@@ -56,7 +56,7 @@ class LossScalings(Protocol):
         """Returns a loss scale with a state, after which no step was made yet."""
 
     def memory(self, scaling: Any) -> Any:
-        """Returns what a loss scale is in, to be copied to another device on the current stream."""
+        """Returns a loss scale's array, to be copied to another device on the current stream."""
 
     def copied(self, memory: Any) -> Any:
         """Returns a loss scale in the `memory` of another device's, which was brought here."""

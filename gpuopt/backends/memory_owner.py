@@ -118,7 +118,7 @@ def _num_references(array: Any) -> int:
     """Counts the references to an array's bytearray, and to the memoryviews in between."""
     count = sys.getrefcount(array.base)
     if isinstance(array.base, memoryview):
-        # What it refers to is CPython's managed buffer, which all memoryviews of one buffer share.
+        # It refers to CPython's managed buffer, which all memoryviews of one buffer share.
         between = gc.get_referents(array.base)
         count += sys.getrefcount(array.base.obj) + sum(map(sys.getrefcount, between))
     return count

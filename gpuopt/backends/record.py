@@ -14,8 +14,8 @@ class StepRecord(NamedTuple):
         refused: From `RowFlags.new`, or a loss scale after the step: updates that find it set write
             nothing. None if no update can be refused.
         factors: The table of clip factors: see `Clips.join`. None if no gradient belongs to a norm.
-        sums: What rules sum over variables, if it was computed with the norms: see `Clips.inputs`.
-            By the id of the variables' plan.
+        sums: The sums of rules over variables, by the id of the variables' plan, if they were
+            computed with the norms: see `Clips.inputs`.
         num_counts: How many counts of steps updates are given scalars for, as the device may leave
             steps out: those of all groups for each count, which is one less than the one before it.
         most_made: The largest of these counts, with this step.

@@ -40,7 +40,7 @@ def averaged(base: UpdateRule, stored: np.dtype[Any] | None = None) -> StagedRul
     scalar `average_weight` after its scalars: one less the weight of the old average.
 
     Args:
-        base: What updates the variable.
+        base: The rule that updates the variable.
         stored: The type that the variable is rounded to, if it is not the one that rules compute
             in: so is what the average follows. Kernels know it by themselves.
     """

@@ -58,7 +58,7 @@ class OneEarlier(NamedTuple):
     Attributes:
         ratio: r.
         excess: u of one step.
-        bound: What the step's size adds to the bound.
+        bound: The factor of the step's size in the bound.
     """
 
     ratio: np.float64

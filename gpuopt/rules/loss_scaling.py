@@ -21,10 +21,10 @@ class ScaleRule(NamedTuple):
 
     Attributes:
         incr_every: After how many good steps it grows; 0 if it never changes.
-        incr_ratio: What it is multiplied by then, unless the product is above `LARGEST_GROWN`.
+        incr_ratio: Its factor then, unless the product is above `LARGEST_GROWN`.
         decr_every: After how many bad steps it shrinks.
-        decr_ratio: What it is multiplied by then; it stays at least 1.
-        divisor: What it is divided by then.
+        decr_ratio: Its factor then; it stays at least 1.
+        divisor: Its divisor then.
     """
 
     incr_every: int = 0

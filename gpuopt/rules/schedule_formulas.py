@@ -124,7 +124,7 @@ def noisy_linear_cosine_decay(
 
 
 def linear_warmup(step: Any, count: Any, *, start: Any, peak: Any, warmup_steps: Any) -> Any:
-    """The line alone; what follows it is a schedule of its own."""
+    """The warmup alone; the schedule after it is computed by itself."""
     return start + (peak - start) * (step / warmup_steps)
 
 

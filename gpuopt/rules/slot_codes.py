@@ -25,7 +25,7 @@ _DECADES = 7
 
 
 class Coding(IntEnum):
-    """What the codes of a slot stand for. Mirrors `coding` in kernels/shared/slot_codes.cuh.
+    """The meaning of a slot's codes. Mirrors `coding` in kernels/shared/slot_codes.cuh.
 
     Attributes:
         SIGNED: Numbers of both signs.
@@ -134,7 +134,7 @@ def encode(values: Array, coding: Coding) -> tuple[Array, Array]:
 
     Args:
         values: float32 [num_blocks, length].
-        coding: What codes stand for.
+        coding: The meaning of the codes.
     """
     if coding is not Coding.SIGNED:
         values = np.maximum(values, np.float32(0))

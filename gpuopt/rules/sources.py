@@ -14,7 +14,7 @@ from gpuopt.temporary_folder import TemporaryFolder
 # The suffixes of files that a header may include.
 _SUFFIXES = {"", ".cu", ".cuh", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".ipp", ".tpp"}
 
-# Folders that are copies of what is inside an archive.
+# Copies of folders of archives.
 _copies: dict[Traversable, TemporaryFolder] = {}
 
 

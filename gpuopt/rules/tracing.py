@@ -46,7 +46,7 @@ class Node:
 
     Attributes:
         op: A ufunc's name; or "array", "scalar", "constant", "convert", "select" or "clip".
-        operands: What it is computed from.
+        operands: The values that it is computed from.
         dtype: Its type.
         detail: The name of an array or a scalar; a constant's value; a ufunc that gpuopt cannot
             write as C++.
@@ -68,7 +68,7 @@ class Program:
 
     Attributes:
         stores: The last value of each array that it writes, by the array's name.
-        returned: What it returns.
+        returned: The values that it returns.
         lines: The line of Python that writes each array.
     """
 

@@ -23,7 +23,7 @@ class Movement:
 
 @dataclass(frozen=True)
 class Unnamed:
-    """What a rule does to elements whose gradient is 0.
+    """A rule's effect on elements whose gradient is 0.
 
     Attributes:
         decays: The scalars by which slots are multiplied, by the slots' names.

@@ -55,7 +55,7 @@ class UpdateRule:
         row_slots: The last slots, if the rule is row-wise: they have one number for each row. Such
             a rule has a scalar `mean_square`, [num_rows, 1]: the mean of each row's squared
             gradients.
-        unnamed: What the rule does where the gradient is 0, if rows without one can catch up.
+        unnamed: The rule's effect where the gradient is 0, if rows without one can catch up.
         stored: The dtype that the variable is rounded to, if the rule depends on it; see
             `averaged`.
         stages: The stages around it, in the order that they are run in.
@@ -110,7 +110,7 @@ class UpdateRule:
 
     @computed_once
     def is_emitted(self) -> bool:
-        """Whether its functor is made of what is traced, and not the user's own or a template."""
+        """Whether its functor is emitted from a trace of the whole rule."""
         return self.cuda is None
 
     @computed_once
@@ -412,7 +412,7 @@ def update_rule(
             takes the scalar `mean_square`: the mean of a row's squared gradients, of each row its
             own. The values that it writes to these slots depend only on them and the scalars. Your
             own CUDA code then has `num_row_slots`.
-        unnamed: What the rule does where the gradient is 0. An optimizer whose
+        unnamed: The rule's effect where the gradient is 0. An optimizer whose
             `rule_of_other_rows` is this rule can then take `catch_up`.
         degrees: The degree of each sum in the gradient, if all are over the variable and the
             gradient alone: terms of `c * grad` are `c ** degree` of those of `grad`. A GPU can then

@@ -36,7 +36,7 @@ class CopiedByConstructor:
         return made
 
     def __repr__(self) -> str:
-        """Shows the hyperparameters as they are now, and what else the constructor was given."""
+        """Shows the present hyperparameters, and the constructor's other arguments."""
         settings = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
         return f"{type(self).__name__}({settings})"
 

@@ -234,7 +234,7 @@ def refuse_split(variable: Variable) -> None:
 def paired(state: object, variable: Variable, master: Variable) -> MasterPair:
     """Returns the pair of a variable and its master copy, made if there is none.
 
-    Of a new one, the copy becomes what the variable is.
+    The copy of a new pair gets the variable's value.
     """
     found = variable.identity.master_pair
     if isinstance(found, MasterPair) and found.is_of(master):
@@ -253,7 +253,7 @@ def check_variables(state: object, variables: Sequence[Variable], masters: Maste
     Args:
         state: Of the optimizer that keeps the copies.
         variables: Those that are new to it.
-        masters: What it keeps.
+        masters: The kind of copies that it keeps.
     """
     for variable in variables:
         if not has_master(variable.dtype):
@@ -289,7 +289,7 @@ def with_copies(
     Args:
         state: Of the optimizer whose step it is.
         identities: Those of the variables that are written.
-        write: What writes them.
+        write: The function that writes them.
     """
     if not [owner for owner in list(owners) if owner() is not state]:
         return write
@@ -333,7 +333,7 @@ def _in_parts(update: Callable[..., None], at: Any, arrays: Sequence[Any], *part
     """Calls `update` with some elements of arrays of one shape, in pieces; it writes them.
 
     Args:
-        update: What to call.
+        update: The function.
         at: The index of the elements.
         arrays: The arrays.
         parts: More arrays, of these elements alone.

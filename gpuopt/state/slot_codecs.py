@@ -121,7 +121,7 @@ class SlotCodecs(dict[str, Codec]):
             name: One of `array_names`.
             shape: The slot's.
             dtype: The variable's.
-            starts: What each slot starts with, if not with 0.
+            starts: The initial value of each slot; by default 0.
             by_rows: Whether blocks of codes end at rows, if there are rows.
         """
         for slot_name, codec in self.coded.items():

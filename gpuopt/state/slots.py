@@ -108,7 +108,7 @@ def create_slots(
     Args:
         state: An optimizer's.
         variables: Whose slots they are.
-        starts: What each slot starts with.
+        starts: The initial value of each slot.
         shape_of: Returns a slot's shape, given its variable's.
         by_rows: Whether blocks of codes end at rows. Those of values that wait may, in any case.
     """

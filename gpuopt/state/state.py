@@ -84,7 +84,7 @@ class Description(NamedTuple):
 
 
 class WrapperState(Protocol):
-    """What a wrapper keeps in the state of the optimizer inside it.
+    """The part of an optimizer's state that belongs to a wrapper around it.
 
     A state may be loaded that has none of it, and one that has it is refused where no wrapper keeps
     it.
@@ -111,7 +111,7 @@ class WrapperState(Protocol):
         Args:
             slots: All of the variable's, by some of `slot_names`.
             variable: Whose slots they are.
-            name: What the state calls the variable.
+            name: The variable's name in the state.
         """
 
     def keep(self, undo: Undo) -> None:
@@ -127,7 +127,7 @@ class Created(NamedTuple):
     Attributes:
         slot_name: The slot's name, or the other variable's.
         owner: The identity of the slot's variable; None for another variable.
-        variable: What was made.
+        variable: The new variable.
         restored: The restored value that it took, or None.
     """
 
@@ -199,14 +199,14 @@ class State:
         names_of_paths: The names of arrays by their paths. Slots restored for a path wait for the
             name, which has a suffix if another live array has the same path.
         waiting_others: Restored values of the optimizer's other variables that are not made yet.
-        wrapper_state: What a wrapper keeps here, too, or None.
+        wrapper_state: The part that belongs to a wrapper, or None.
         rivals: By a variable's name in the checkpoint: the states of the other optimizers in which
             the same restored slots wait. The first of them to update the variable takes these.
         contested: The same for variables that exist, by their identities.
         loaded: The variables that have got slots by the last load, by the names in what was loaded.
         restored_elsewhere: Names of variables whose slots, in the last checkpoint, went to another
             optimizer of the same name.
-        unfinished: What wrappers added to steps that were not finished; see `Step`.
+        unfinished: The additions of wrappers to steps that were not finished; see `Step`.
     """
 
     def __init__(self, describe: Callable[[], Description]) -> None:
@@ -234,7 +234,7 @@ class State:
         # See `first_number`; and of each name, how many have one.
         self._numbers: WeakKeyDictionary[Identity, int] = WeakKeyDictionary()
         self._namesakes: Counter[str] = Counter()
-        # What `collect_created` is to return; None outside of it, as slots go with their variables.
+        # The result of `collect_created` so far; None outside of it, as slots go with variables.
         self._created: list[Created] | None = None
         # Of a copy: what has the slots of a variable that may not have come along, by its name.
         self._expected: dict[str, tuple[Copy, list[tuple[str, Variable]]]] = {}
@@ -447,7 +447,7 @@ class State:
         """Removes what `collect_created` returned; restored values wait again.
 
         Args:
-            created: What is removed, unless something else has taken its place.
+            created: The variables that are removed, unless something else has taken its place.
             devices: The devices of slots that are removed; by default all. As long as others are
                 left, the optimizer's own variables belong to them, and stay.
         """
@@ -488,11 +488,11 @@ class State:
         """Makes a slot on the variable's device.
 
         Args:
-            variable: What the slot belongs to.
+            variable: The variable that the slot belongs to.
             slot_name: Its key, as "momentum".
             op_name: The optimizer's name: the slot's own name is `<variable>/<op_name>`, with a
                 suffix where that is taken.
-            value: What it starts with: a number, or an array of its shape. A restored value that
+            value: The initial value: a number, or an array of its shape. A restored value that
                 waits for this slot takes its place.
             shape: The variable's, if not given.
             dtype: The variable's, if not given.
@@ -641,7 +641,7 @@ class State:
 def check_fits(
     value: np.ndarray[Any, Any], what: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> None:
-    """Raises ValueError unless a restored value has the shape and dtype of what it is for."""
+    """Raises ValueError unless a restored value has the expected shape and dtype."""
     if value.shape != shape:
         raise ValueError(f"{what} has shape {shape}; the saved value has shape {value.shape}")
     if value.dtype != dtype.newbyteorder("="):
@@ -662,7 +662,7 @@ def new_slot_variable(
     Args:
         variable: The other one, on whose device it is.
         op_name: The second part of its name.
-        value: What it starts with: a number, or an array of its shape.
+        value: The initial value: a number, or an array of its shape.
         new_rows: See `Variable.set_owner`.
         shape: The variable's, if not given.
         dtype: Likewise.

@@ -38,7 +38,7 @@ _FORMAT = 1
 
 
 class OptimizerState(TypedDict):
-    """What `Optimizer.state_dict` returns.
+    """The result of `Optimizer.state_dict`.
 
     Attributes:
         format: 1.
@@ -129,7 +129,7 @@ def read_state(
 
 
 def _as_json_has_them(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the hyperparameters, also those of groups, with None for what is not finite."""
+    """Returns the hyperparameters, also those of groups, with None for NaN and infinity."""
     return {
         name: _as_json_has_them(value)
         if isinstance(value, Mapping)
@@ -177,9 +177,9 @@ def load_state(
 
     Args:
         state: Of the optimizer.
-        saved: What it takes over.
+        saved: The state that it takes over.
         variables: As in `Optimizer.load_state_dict`.
-        undo: Notes what is replaced.
+        undo: Notes all replaced values.
         rivals: See `State.rivals`; by the names of `saved`.
     """
     state.settle_expected()
@@ -517,8 +517,8 @@ def _check_slot(
         state: Of an optimizer.
         variable: Whose slot it is.
         slot_name: The slot's key.
-        name: What the state calls the variable.
-        value: What the slot is to get.
+        name: The variable's name in the state.
+        value: The slot's new value.
         is_known: Whether a missing slot is known to be of the variable's dtype, and of its shape
             or `row_shape`.
     """

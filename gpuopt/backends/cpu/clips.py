@@ -96,7 +96,7 @@ def _factors(sums: Sequence[Array], limits: ClipLimits) -> Array:
         factor = _factor(np.float64, norm, most, limits.form)
         of_float32 = _factor(np.float32, norm, most, limits.form)
         if np.isfinite(norm) and np.isinf(np.float32(norm)):
-            # A norm of float64 may be more than float32 holds. Kernels flush what is subnormal.
+            # A norm of float64 may be more than float32 holds. Kernels flush subnormal numbers.
             of_float32 = np.float32(factor if factor >= np.finfo(np.float32).tiny else 0)
         rows.append([squares, norm, of_float32, factor, unscale])
     return np.array(rows, np.float64)

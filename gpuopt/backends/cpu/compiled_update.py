@@ -51,7 +51,7 @@ class CompiledUpdate:
         """Takes variables.
 
         Args:
-            rule: What updates them.
+            rule: The rule that updates them.
             arrays: The arrays of each, contiguous and not empty.
             groups: The number of each one's group.
             first_numbers: See `Target`.

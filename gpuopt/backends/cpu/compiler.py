@@ -87,7 +87,7 @@ def build(name: str, source: str, folders: Iterable[Traversable]) -> ctypes.CDLL
     It is built once for a machine and a user, and then found in `cache_folder()`.
 
     Args:
-        name: What the library's file is named after.
+        name: A part of the name of the library's file.
         source: The text of the program.
         folders: The folders of headers that it may include. A changed header is a new library.
 

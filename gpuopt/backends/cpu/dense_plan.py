@@ -103,7 +103,7 @@ class DensePlan:
                 is_small = size < limits.small_elements and not self.codecs.per_block
                 (small if is_small else self._large).append(position)
         self._chunks = Chunks([], [], 0)
-        # What compiled code updates, variables with joined gradients first.
+        # The variables that compiled code updates, those with joined gradients first.
         most = min(limits.small_elements, limits.small_compiled_elements)
         sizes = {at: self.arrays[at][0].size for at in (*small, *self._large)}
         self._compiled_order = sorted(sizes, key=lambda at: (sizes[at] >= most, at))
@@ -174,10 +174,10 @@ class DensePlan:
     def compiled(
         self, rule: UpdateRule, gradients: Sequence[Array] | None
     ) -> CompiledUpdate | None:
-        """Returns what updates all variables that are not `strided`; None where numpy does.
+        """Returns the compiled update of variables that are not `strided`; None if there is none.
 
         Args:
-            rule: What to compute.
+            rule: The rule.
             gradients: One for each variable; None if they are zero everywhere.
         """
         types = {self.real} if gradients is None else set(map(_dtype_of, gradients))

@@ -1,4 +1,4 @@
-"""Built libraries on the disk: one is loaded only if it is, byte for byte, what was built."""
+"""Built libraries on the disk: one is loaded only if no byte has changed since it was built."""
 
 from __future__ import annotations
 

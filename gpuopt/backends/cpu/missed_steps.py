@@ -96,7 +96,7 @@ def _movement(
     missed: Missed,
     alike: tuple[int, ...],
 ) -> tuple[Array, Array]:
-    """Returns what rows move by, from the sums, in float64, and where that is close enough.
+    """Returns the movement of rows from the sums, float64, and where it is close enough.
 
     An average of 0 does not move a row, whatever the sums leave out.
     """
@@ -159,7 +159,7 @@ def _stepped(
     for done, count in enumerate(counts.tolist()):
         scalars = {**factors.scalars, unnamed.movement.step: steps[last[:count] + done]}
         rule.apply(var[:count], zeros[:count], *[slot[:count] for slot in slots], **scalars)
-    # What is left of the average by now moves nothing.
+    # The rest of the average is too small to move a row.
     rest = np.maximum(gaps - factors.window, 0)
     for slot, decay in zip(slots, factors.decays, strict=True):
         _multiply(slot, np.power(np.float64(decay), rest))

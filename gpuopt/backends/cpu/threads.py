@@ -79,8 +79,8 @@ class _SharedTasks:
 
     Attributes:
         left: Tasks not yet begun.
-        work: What is done with each task.
-        errors: What helping threads have raised.
+        work: The function that is called with each task.
+        errors: Errors that helping threads have raised.
         is_over: Whether a wait has come to its end: no thread works on a task, or one takes too
             long, or is none of this process.
     """

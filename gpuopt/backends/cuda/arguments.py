@@ -17,7 +17,7 @@ class Arguments:
     A launch copies them: new values may be written while an earlier launch is still queued.
 
     Attributes:
-        kernel: What they are for.
+        kernel: The kernel that they are for.
         address: Where the pointers to the arguments begin: `kernelParams` of `cuLaunchKernel`.
     """
 
@@ -27,7 +27,7 @@ class Arguments:
         """Checks and packs the arguments.
 
         Args:
-            kernel: What they are for.
+            kernel: The kernel that they are for.
             given: By parameter: for a pointer an array, or, if it is optional, None or nothing; a
                 number; for a struct a NamedTuple of these.
             memory: The launcher.

@@ -68,7 +68,7 @@ def why_no_gpu(driver: Driver | None = None) -> str | None:
     """Returns the first reason why gpuopt cannot use a GPU; None if it can.
 
     Args:
-        driver: What `ask_driver` has returned, if it was asked already.
+        driver: The result of `ask_driver`, if it was called already.
     """
     driver = driver or ask_driver()
     if driver.problem is not None:

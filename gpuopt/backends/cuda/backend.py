@@ -432,7 +432,7 @@ class CudaBackend:
         return last
 
     def _table(self, update: SparseUpdate) -> Table:
-        """Returns what kernels work on; the gradient is copied if the update would overwrite it."""
+        """Returns a table for kernels; the gradient is copied if the update would overwrite it."""
         plan, catch_up = update.plan, update.catch_up
         values = self.xp.ascontiguousarray(update.values)
         rows = self.xp.ascontiguousarray(update.rows)

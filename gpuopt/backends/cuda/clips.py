@@ -49,7 +49,7 @@ Array = Any
 
 
 class _Sum(NamedTuple):
-    """What one launch adds to norms.
+    """The part of norms that one launch adds.
 
     Attributes:
         norms: The norms' numbers, one after the other.
@@ -249,7 +249,7 @@ class CudaClips:
         limits: ClipLimits | None,
         decision: LossDecision | None,
     ) -> bool:
-        """Launches what measures; returns whether there is anything to be measured."""
+        """Launches the kernels that measure; returns whether there is anything to measure."""
         workspace = self._workspaces.take()
         if decision is not None:
             word = workspace.zeros("bad", 1, "uint64")

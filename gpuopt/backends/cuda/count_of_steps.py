@@ -16,7 +16,7 @@ Array = Any
 
 
 class CountOfSteps:
-    """What kernels need to count steps, and to have rows make those that they have missed.
+    """The data by which kernels count steps, and bring up rows that have missed some.
 
     Attributes:
         rule: The rule of rows without a gradient.
@@ -24,7 +24,7 @@ class CountOfSteps:
     """
 
     def __init__(self, launcher: Launcher, catch_up: CatchUp, real: type[Any]) -> None:
-        """Uploads what is not in device memory yet.
+        """Uploads the data that is not in device memory yet.
 
         Args:
             launcher: The device's.

@@ -219,7 +219,7 @@ class CupyEvent(cupy.cuda.Event):  # type: ignore[misc]
 
 
 class _ThisThread(threading.local):
-    """What is known of the current thread.
+    """State of the current thread.
 
     Attributes:
         has_context: Whether the device's context was made the thread's own: CUDA's runtime does so

@@ -25,9 +25,9 @@ class DenseLaunch:
     device for the next time that gradients are there.
 
     Attributes:
-        launch: What is started.
+        launch: The launch itself.
         scalars: Its arguments for them.
-        key: What the plan keeps it under.
+        key: Its key in the plan.
     """
 
     def __init__(

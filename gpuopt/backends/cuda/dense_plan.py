@@ -243,7 +243,7 @@ class DensePlan:
         """Fills the stand-ins, and takes out the current stream's launch, to be given to `end`.
 
         Args:
-            rule: What the launch computes.
+            rule: The rule that the launch applies.
             gradients: One for each target.
             version: From `accept`; None if unknown.
             scalars: Those of each group.
@@ -315,7 +315,7 @@ class DensePlan:
         return stand_in
 
     def _sizes_and_pack(self) -> tuple[np.ndarray[Any, Any], int]:
-        """Returns what chunks are cut of: variables' sizes, and what a thread updates in one go."""
+        """Returns the sizes that chunks are cut from, and how many elements a thread updates."""
         widest = max(self.codecs.var.dtypes[0].itemsize, slot_dtype(self.codecs).itemsize)
         return self._sizes, PACK_BYTES // widest
 

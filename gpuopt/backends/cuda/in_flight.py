@@ -17,7 +17,7 @@ class LastUpdate:
         event: Recorded at its end; None before that.
         reads: Events at the end of readings that the next update must wait for, by stream.
         is_superseded: Whether some of the variables have been updated without the others since.
-        step: What `InFlight.begin_update` returned.
+        step: The result of `InFlight.begin_update`.
     """
 
     __slots__ = ("event", "is_superseded", "reads", "step", "stream")
@@ -31,7 +31,7 @@ class LastUpdate:
 
 
 class _Held(NamedTuple):
-    """Arrays, or what holds them, that are kept alive until the event is done."""
+    """Arrays, or their holders, that are kept alive until the event is done."""
 
     event: Event
     step: int
@@ -39,7 +39,7 @@ class _Held(NamedTuple):
 
 
 class InFlight:
-    """What work in flight on one device reads and writes.
+    """The arrays that work in flight on one device reads and writes.
 
     A memory pool gives a freed array's memory to the stream that the array was made on, at once,
     while another stream may still use it. So once a stream other than the default one is seen,
@@ -69,14 +69,14 @@ class InFlight:
         return stream
 
     def hold(self, event: Event, objects: Any) -> None:
-        """Keeps objects alive until an event is done; lets go what is done already."""
+        """Keeps objects alive until an event is done; lets go those whose event is done."""
         self._let_go()
         self._held.append(_Held(event, self._step, objects))
 
     def begin_update(self, before: Iterable[LastUpdate]) -> int:
-        """Lets go what is done; waits for the step before the last if a new step begins.
+        """Lets go objects whose work is done; at a new step, waits for the one before the last.
 
-        So what is held is what two steps use, and no more.
+        So the objects of two steps are held, and no more.
 
         Args:
             before: The last updates of the variables that are about to be updated.
@@ -99,7 +99,7 @@ class InFlight:
         return self.holds or bool(self._held)
 
     def _let_go(self) -> None:
-        """Lets go what is done.
+        """Lets go the objects of work that is done.
 
         A write by a signal handler may come in between, and let go some of it first.
         """

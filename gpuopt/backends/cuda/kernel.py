@@ -28,7 +28,7 @@ class Place(NamedTuple):
     """Where an argument lies.
 
     Attributes:
-        parameter: What it is for.
+        parameter: The parameter that it is for.
         pack_into: Writes its values to memory, at an offset: `struct.Struct`'s.
         offset: In bytes.
     """
@@ -46,12 +46,12 @@ class Kernel:
     (github.com/cupy/cupy/issues/10173). What a rule's kernel is compiled for is a program: a struct
     that is derived from the rule's functor.
 
-    What is declared here must hold in C++, too. The compiler checks it, except for the names of
+    The declarations must hold in C++, too. The compiler checks them, except for the names of
     parameters, which tests compare.
 
     Attributes:
         function: Its name in namespace gpuopt.
-        parameters: What it takes, in order, under the names that they have in C++.
+        parameters: Its parameters, in order, by their names in C++.
         types: What the template's argument has, types of C++ and integers, by name; or that type
             itself, if it is the only one and there is no rule.
         rule: The rule that the argument is derived from.
@@ -152,7 +152,7 @@ class Kernel:
 
     @property
     def assertions(self) -> list[str]:
-        """Lines of C++ that compile if the includes hold what is declared here."""
+        """Lines of C++ that compile only if the includes agree with the declarations."""
         function = f"decltype({self.expression})"
         count = len(self.parameters)
         lines = [

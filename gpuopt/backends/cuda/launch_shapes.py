@@ -25,7 +25,7 @@ LANE_CODES = 8
 POWER_BITS = 8
 NUM_POWERS = 4 << POWER_BITS
 
-# ---- The table of what is chosen here: untuned, no GPU yet. The reasons are expectations.
+# ---- The table of numbers that are chosen here: untuned, no GPU yet. The reasons are expectations.
 
 # Shares of rows to sort, a block for each: about four for each multiprocessor.
 MAX_SHARES = 512

@@ -58,7 +58,7 @@ def wait_for_event(event: Event, what: str) -> None:
 
     Args:
         event: Recorded by `Launcher.record`.
-        what: What is waited for, for the error.
+        what: A description of the awaited work, for the error.
 
     Raises:
         DeadlineExceededError: the work does not end.
@@ -138,7 +138,7 @@ class Launcher(Protocol):
         """Makes the device this thread's current one."""
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
-        """Names what is done inside for profilers."""
+        """Names the work inside for profilers."""
 
     def bind(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
@@ -146,7 +146,7 @@ class Launcher(Protocol):
         """Prepares launches of a kernel.
 
         Args:
-            kernel: What to run.
+            kernel: The kernel.
             num_blocks: At least 1.
             num_threads: Of each block; a multiple of 32.
             **arguments: One for each parameter; see `Arguments`.

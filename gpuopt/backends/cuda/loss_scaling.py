@@ -21,7 +21,7 @@ from gpuopt.rules.loss_scaling import ScaleState
 _LAYOUT = struct_of(LossScaling)
 _WORD = np.dtype(np.uint64)
 _NUM_WORDS = _LAYOUT.size // _WORD.itemsize
-# What launches are given that do not decide, but whose results are joined and decided about.
+# The argument of launches whose results are joined before the step is decided about.
 DECIDED_ELSEWHERE = LossDecision(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 _FLOAT = np.dtype(np.float32)
 
@@ -30,7 +30,7 @@ class CudaLossScaling:
     """A `LossScaling` in device memory: written once, and read as a row flag by updates.
 
     Attributes:
-        array: Its words, and behind them what else is decided with it.
+        array: Its words, and then the factors of clipping.
         num_made: How many steps were made, an array of one word.
         seen: That, and the words of `LastBad`.
         unchecked: See `CudaRowFlag`.
@@ -47,7 +47,7 @@ class CudaLossScaling:
 
     @property
     def factors(self) -> Any:
-        """What is behind the words: see `Clips.join`."""
+        """The factors of clipping, which follow the words: see `Clips.join`."""
         return self.array[_NUM_WORDS:].view(np.float64).reshape(-1, len(ClipResult._fields))
 
 

@@ -83,7 +83,7 @@ class MeasuredTables:
         Args:
             tables: Of the kind's heights, in its order.
             refused: A row flag. If it is set, nothing is added.
-            decision: What decides about the step, if they were prepared with one.
+            decision: The decision about the step, if they were prepared with one.
             totals: Where sums go.
             rule: How results are made of them.
             results: Where these go; None if another launch follows.

@@ -26,15 +26,15 @@ class Mixed(NamedTuple):
     beside: str = ""
 
 
-# The type of what is beside a variable that is the upper half of its master copy.
+# The type of the remainder of a variable that is the upper half of its master copy.
 SPLIT = "uint16"
 
-# What kernels are compiled for: the name of the only type, or several.
+# The types that a kernel is compiled for: the name of the only one, or several.
 Storage: TypeAlias = str | Mixed
 
 
 def storage_of(codecs: Codecs, gradient: np.dtype[Any]) -> Storage:
-    """Returns what a kernel is compiled for, where gradients have this dtype."""
+    """Returns the types that a kernel is compiled for, where gradients have this dtype."""
     var, *beside = map(name_of, codecs.var.dtypes)
     slots = name_of(slot_dtype(codecs))
     if name_of(gradient) == var == slots and not beside:

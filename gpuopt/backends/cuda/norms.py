@@ -104,7 +104,7 @@ class ClippedArrays:
             arrays: Of one dtype, those at `positions`.
             positions: Which are of the launch; they have elements.
             targets: Where scaled ones are written.
-            constants: What keeps the layout on the device, for later launches of the same.
+            constants: Keeps the layout on the device, for later launches of the same arrays.
         """
         self._launcher = launcher
         # Kept as long as the launches are not enqueued: some may be copies.

@@ -23,7 +23,7 @@ class UpdateOrder:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self.in_flight = InFlight(launcher)
-        # Of what was made on the stream that is current in most calls.
+        # The last creation, on the stream that is current in most calls.
         self._creation: LastUpdate | None = None
 
     def record_creation(self, new: Updated) -> None:
@@ -46,7 +46,7 @@ class UpdateOrder:
         """Makes the next updates of these identities wait for the current stream's work so far.
 
         Args:
-            read: What was read, after `follow`.
+            read: The identities that were read, after `follow`.
             kept: See `end`.
         """
         stream = self.in_flight.current_stream()
@@ -61,7 +61,7 @@ class UpdateOrder:
 
         Args:
             updated: The identities whose arrays are about to be written.
-            last: What `begin` returned for the same identities the last time, if it was called.
+            last: The result of the last `begin` for the same identities; None if there was none.
             is_step: Whether a second update of the same identities belongs to another step.
 
         Returns:
@@ -113,11 +113,11 @@ class UpdateOrder:
 
         Args:
             last: From `begin`.
-            kept: What the update reads or writes, which is kept alive until it is done, if need be.
-            read: What it reads after `follow`, and later updates must not overwrite before.
+            kept: Arrays that the update uses, which are kept alive until it is done, if need be.
+            read: The identities that it reads after `follow`: later updates wait for it.
         """
         stream = last.stream = self.in_flight.current_stream()
-        # Not the last event again, which what is held may be waiting for.
+        # Not the last event again: objects may be held until it is done.
         again = None if self.in_flight.holds else last.event
         last.event = self._launcher.record(again)
         if read:
@@ -142,7 +142,7 @@ class UpdateOrder:
     def _wait(self, last: LastUpdate, stream: Hashable) -> None:
         if last.event is None or last.stream == stream:
             return
-        # A capture cannot wait for what was enqueued before it, and need not if that is done.
+        # A capture cannot wait for earlier work, and need not if that is done.
         if not (self._launcher.is_capturing() and last.event.done):
             self._launcher.wait(last.event)
 

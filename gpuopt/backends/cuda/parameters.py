@@ -275,7 +275,7 @@ def struct_of(form: type, **arguments: str | int | Struct) -> Struct:
     """Returns the struct of a NamedTuple of structs.py.
 
     Args:
-        form: Its fields are annotated by what they are in C++, where it is `gpuopt::<name>`.
+        form: Its fields are annotated by their types in C++, where it is `gpuopt::<name>`.
         arguments: Those of the template, by the names of its parameters and in order: a dtype, a
             struct, or the `count` of elements of its arrays.
     """
@@ -290,7 +290,7 @@ def struct_of(form: type, **arguments: str | int | Struct) -> Struct:
 
 @cache
 def fields_of(form: type) -> dict[str, Field | Several]:
-    """Returns what a NamedTuple's fields are in C++. Cached: Python evaluates each annotation."""
+    """Returns the types of a NamedTuple's fields in C++. Cached: annotations are evaluated."""
     hints = get_type_hints(form, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
 

@@ -18,7 +18,7 @@ from gpuopt.rules.update_rule import UpdateRule
 
 
 class ScalarArguments:
-    """What one launch is given for scalars, on one stream.
+    """The arguments of one launch for scalars, on one stream.
 
     Those of one group, or of few, are passed by value. Those of many are uploaded when they have
     changed.

@@ -112,7 +112,7 @@ def add_sort(
         launch = launcher.bind(kernel, divided.num_shares, SORT_THREADS, **given)
         reads = "keys" if source is rows else None
         sequence.add(launch, takes, rows=reads)
-        # The last digit's pairs go to what is returned.
+        # The last digit's pairs go to the returned arrays.
         side = (len(shifts) - 1 - digit) % 2
         launch = launcher.bind(
             kernels.move_rows(name_of(source.dtype), key_type),

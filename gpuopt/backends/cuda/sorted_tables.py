@@ -50,7 +50,7 @@ class Table(NamedTuple):
 
 
 class TablesKind(NamedTuple):
-    """What sorts are prepared for.
+    """Tables for which the same prepared sort can be used.
 
     Attributes:
         dtype: The gradients'.

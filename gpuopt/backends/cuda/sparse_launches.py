@@ -39,12 +39,12 @@ _GRADIENTS = ("only_gradient", "gradients")
 
 
 class SparseKind(NamedTuple):
-    """What launches are prepared for.
+    """Tables for which the same prepared launches can be used.
 
     Attributes:
-        tables: What is sorted.
+        tables: The part that matters to the sort.
         codecs: How variables and slots are stored.
-        rule: What is computed.
+        rule: The rule.
         other_rows: The rule of rows without a gradient; None if they stay, or catch up later.
         missed: The rule of the steps that rows may have missed; None if they are up to date.
         has_groups: Whether the tables are of several groups, or the rule has a form for groups

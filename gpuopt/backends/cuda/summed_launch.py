@@ -39,13 +39,14 @@ class SummedLaunch:
 
         Args:
             launcher: Of the device.
-            rule: What to compute.
+            rule: The rule.
             shape: How many blocks go through the chunks, and how many threads they have.
             of_chunks: The number of each chunk's variable, in ascending order.
             groups: The number of each variable's group, int64 [num_variables].
-            storage: What kernels are compiled for.
+            storage: The types that kernels are compiled for.
             scalars: The arguments for the groups' scalars.
-            forms: What sums over variables, and what updates, with scalars of groups.
+            forms: The kernel that sums over variables, and the one that updates them by scalars of
+                groups.
             **chunks: The other arguments of both.
         """
         num_variables = len(groups)

@@ -51,7 +51,7 @@ class Workspace:
 
     Attributes:
         stream: The stream.
-        checked_lists: What `check_rows` reads.
+        checked_lists: The input of `check_rows`.
     """
 
     def __init__(self, launcher: Launcher, stream: Hashable = None) -> None:
@@ -60,7 +60,7 @@ class Workspace:
         self._buffers: dict[tuple[str, str], Any] = {}
         self.checked_lists = Constants(launcher)
         self._constants: dict[str, Constants] = {}
-        # Prepared launches, by what they are for, the latest last.
+        # Prepared launches by their kind, the latest last.
         self._sequences: OrderedDict[Hashable, Any] = OrderedDict()
 
     def take(self, name: str, size: int, dtype: str) -> Any:

@@ -314,7 +314,7 @@ def compiled_rule(
     There is none without a compiler, or if C++ cannot update arrays that are stored so.
 
     Args:
-        rule: What to compute.
+        rule: The rule.
         real: The type that it computes in.
         stored: How arrays are stored; None if all are of that type.
     """

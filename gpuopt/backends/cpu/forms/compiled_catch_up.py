@@ -79,7 +79,7 @@ class CompiledCatchUp:
         rule, factors = catch_up.rule, catch_up.factors
         movement = None if rule.unnamed is None else rule.unnamed.movement
         scalars = np.array([factors.scalars[name] for name in rule.scalars], real)
-        # What the addresses belong to.
+        # The arrays whose addresses C++ gets.
         powers = _powers(factors.decays)
         self._kept = catch_up.last, catch_up.steps, catch_up.sums, powers, scalars
         where = [None if array is None else array.ctypes.data for array in self._kept]

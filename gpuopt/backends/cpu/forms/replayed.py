@@ -30,7 +30,7 @@ class Plan(NamedTuple):
             these gets the result. All arrays are those that the rule writes, the gradient, the
             elements' numbers if it reads them, scratch arrays, and constants.
         scratch_dtypes: The types of the scratch arrays.
-        constants: What the constants are computed as.
+        constants: The values of the constants.
         reads_numbers: See `UpdateRule`.
     """
 
@@ -81,7 +81,7 @@ def replayed_rules(
     """Returns the replayed form of a rule, for the scalars of each group.
 
     Args:
-        rule: What to compute. It has no sums, and no slots of rows.
+        rule: The rule. It has no sums, and no slots of rows.
         real: The type of all chunks.
         scalars: The rule's scalars, of that type: those of each group.
         zero_grad: The gradient is zero everywhere, and not given to `apply`.
@@ -139,7 +139,7 @@ class _Numbers:
         return self._known[node]
 
     def outcome(self, choice: Node) -> float:
-        """Returns what is chosen: which operand of a `select`, or by which exponent."""
+        """Returns the choice: the operand of a `select`, or the exponent of a power."""
         if choice.op == "select":
             return 1 if self.value(choice.operands[0]) else 2
         exponent = float(self.value(choice.operands[1]))

@@ -63,7 +63,7 @@ def quickest_forms(
     lengths: these are plain.
 
     Args:
-        rule: What to compute.
+        rule: The rule.
         real: The type of all chunks.
         scalars: The rule's scalars, of that type: those of each group. There is a form for each.
         is_large: Whether at least `CpuLimits.large_elements` are updated.
