@@ -1,7 +1,9 @@
 """Codecs: how the numbers of a variable, a gradient or a slot are stored in arrays.
 
 A rule computes in float32 or float64 and does not depend on codecs, nor codecs on rules. Each codec
-is a class in numpy here and one in C++ in kernels/cpu/codecs.hpp; both write the same bits.
+is a class in numpy here and one in C++ in kernels/cpu/codecs.hpp; both write the same bits. Kernels
+for GPUs are compiled for types, which `storage_of` in backends/cuda/mixed.py takes from codecs: one
+type for all slots but an average.
 """
 
 from __future__ import annotations

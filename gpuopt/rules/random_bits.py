@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-# Scalars are floats, so a key of 64 bits is several of them: these hold so many bits each.
+# Scalars are floats, so a key of 64 bits is passed as several of 16 bits.
 NUM_PARTS = 4
 _BITS = 64 // NUM_PARTS
 

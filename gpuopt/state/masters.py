@@ -74,6 +74,13 @@ class MasterPair:
     def while_written(
         self, written: Any, work: AbstractContextManager[Any], at: Any = ...
     ) -> Iterator[None]:
+        """Surrounds a write to one of the two, and then writes the other.
+
+        Args:
+            written: The identity of the one.
+            work: A context for the write.
+            at: The index of the written elements.
+        """
         with interrupts_put_off():
             try:
                 with work:

@@ -110,7 +110,7 @@ def create_slots(
         variables: Whose slots they are.
         starts: The initial value of each slot.
         shape_of: Returns a slot's shape, given its variable's.
-        by_rows: Whether blocks of codes end at rows. Those of values that wait may, in any case.
+        by_rows: Whether blocks of codes end at rows. Restored blocks that end there still do.
     """
     described = state.describe()
     codecs = described.slot_codecs

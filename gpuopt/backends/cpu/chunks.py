@@ -168,7 +168,7 @@ class Chunks:
 
     @computed_once
     def _table(self) -> Array:
-        """The same without gradients."""
+        """The table of chunks, without the addresses of gradients."""
         addresses = [[array.ctypes.data for array in arrays] for arrays in self._arrays]
         bytes_of_rows = [
             [array.itemsize * count for array, count in zip(arrays, counts, strict=True)]

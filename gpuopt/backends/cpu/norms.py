@@ -15,13 +15,11 @@ from gpuopt.fp_warnings import ignore_fp_warnings
 
 Array = np.ndarray[Any, Any]
 
-_DEFAULT_LIMITS = CpuLimits()
-
 
 class CpuNorms:
     """See `Norms`."""
 
-    def __init__(self, limits: CpuLimits = _DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: CpuLimits) -> None:
         self._limits = limits
 
     def sum_squares(self, arrays: Sequence[Array]) -> Array:

@@ -12,6 +12,7 @@ from dtypes import DTYPES_BY_NAME, TYPES_OF_KERNELS
 from emulator.emulator import EmulatorLauncher
 
 from gpuopt.backends.backend import compute_type
+from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.norms import CpuNorms
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import CLIP_CHUNK
@@ -58,12 +59,12 @@ def test_norms_and_what_they_scale_are_numpys(dtype: str, clipping: Clipping, or
     real = compute_type(arrays[0].dtype)
     more = [np.float64([25.0])]
     norm = norms.norm(arrays, more, real)
-    expected = CpuNorms().norm(arrays, more, real)
+    expected = CpuNorms(CpuLimits()).norm(arrays, more, real)
     np.testing.assert_allclose(norm, expected, rtol=8 * np.finfo(real).eps)
     scaled = norms.scale(arrays, norm, real(3), clipping)
     assert launcher.launches == 3
     eps = float(ml_dtypes.finfo(arrays[0].dtype).eps)
-    exact = CpuNorms().scale(arrays, expected, real(3), clipping)
+    exact = CpuNorms(CpuLimits()).scale(arrays, expected, real(3), clipping)
     for got, each, array, old in zip(scaled, exact, arrays, before, strict=True):
         assert (got.dtype, got.shape) == (array.dtype, array.shape)
         np.testing.assert_allclose(np.float64(got), np.float64(each), rtol=16 * eps, atol=1e-7)
@@ -74,7 +75,7 @@ def test_norms_and_what_they_scale_are_numpys(dtype: str, clipping: Clipping, or
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0], ids=str)
 def test_numbers_that_are_not_finite_go_where_numpys_go(bad: float, most: float) -> None:
     arrays = [np.float32([bad, 0, -bad]), np.float32([0] if bad == 0 else [-1])]
-    norms, host = CudaNorms(EmulatorLauncher()), CpuNorms()
+    norms, host = CudaNorms(EmulatorLauncher()), CpuNorms(CpuLimits())
     for clipping in Clipping:
         got = norms.scale(arrays, norms.norm(arrays, (), np.float32), np.float32(most), clipping)
         norm = host.norm(arrays, (), np.float32)
@@ -113,4 +114,4 @@ def test_the_norm_of_ten_million_elements_is_as_near_as_is_promised() -> None:
     got = float(CudaNorms(EmulatorLauncher()).norm([gradient], (), np.float32))
     # As docs/guides/schedules_and_clipping.md says, for any number of elements.
     assert abs(got - exact) <= 16 * float(np.spacing(np.float32(exact)))
-    assert got == float(CpuNorms().norm([gradient], (), np.float32))
+    assert got == float(CpuNorms(CpuLimits()).norm([gradient], (), np.float32))
