@@ -6,10 +6,13 @@ import itertools
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, get_args
+
+import numpy as np
 
 from gpuopt import environment
 from gpuopt.autodiff import engine_of
@@ -18,6 +21,7 @@ from gpuopt.choices import is_one_of
 from gpuopt.listed import ListsWhatUsersNeed
 from gpuopt.locks import Lock
 from gpuopt.state.copies import CopiedByConstructor
+from gpuopt.state.counts import CountSlot
 from gpuopt.state.slots import coded_slot
 from gpuopt.state.state import Description, State
 from gpuopt.state.state_dict import OptimizerState, load_state, read_state
@@ -124,10 +128,14 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             "owner_of_state",
             "ledger",
             "options",
+            "own_counts",
             "state",
             "this_thread",
         ]
     )
+    # The slots that count the steps of each variable, and what they start with: see
+    # `gpuopt.state.counts`. Empty if numbers that follow the steps are shared by all variables.
+    own_counts: Mapping[str, np.generic] = MappingProxyType({})
     # What watches the steps: see `report`; None if nothing does.
     open_report: Report | None = None
     # Those that gradients may have, other than sums that a wrapper makes.
@@ -540,7 +548,11 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
         """
         codecs, variable = self.options.codecs, as_variable(var)
         if name not in codecs.coded:
-            return self.state.slot(variable, name)
+            slot = self.state.slot(variable, name)
+            if slot is None or name not in self.own_counts:
+                return slot
+            count: Any = CountSlot(self, variable, name)
+            return cast("Variable", count)
         coded: Any = coded_slot(self.state, variable, name, codecs)
         return cast("Variable | None", coded)
 
@@ -652,9 +664,26 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             self._lists_all_state(),
             {**self._state_ranges(), **(of_wrapper.others if of_wrapper else {})},
             self._op_name,
-            [name for name in counters if name not in self.options.counters],
+            [*self._names_left_out(), *(n for n in counters if n not in self.options.counters)],
             self.options.codecs,
+            self if self.own_counts else None,
         )
+
+    def _names_left_out(self) -> Sequence[str]:
+        """Names the numbers that a saved state may have in place of each variable's own."""
+        return ()
+
+    def _counts_of_all(
+        self, numbers: Mapping[str, Any], name: str, variable: Variable | None
+    ) -> Mapping[str, Any]:
+        """Returns a variable's counts, from a state that has one count for all; see `State`.
+
+        Args:
+            numbers: The state's, by name.
+            name: The variable's there.
+            variable: None if it does not exist yet.
+        """
+        return {}
 
     def _op_name(self, slot_name: str) -> str:
         """Returns the second part of a slot variable's name, also of what a wrapper keeps."""

@@ -15,21 +15,21 @@ struct adam_78f26089 : RuleDefaults {
   struct Scalars { Real step_size_, beta1_, beta2_, epsilon_; };
   template <class Real>
   GPUOPT_INLINE static void apply(Real& var, Real grad, Real* slot, const Scalars<Real>& s) {
-#line 45 "gpuopt/optimizers/adam.py"
+#line 46 "gpuopt/optimizers/adam.py"
     const Real t0 = slot[0] + ((Real(1.0) - s.beta1_) * (grad - slot[0]));
-#line 46 "gpuopt/optimizers/adam.py"
+#line 47 "gpuopt/optimizers/adam.py"
     const Real t1 = slot[1] + ((Real(1.0) - s.beta2_) * ((grad * grad) - slot[1]));
-#line 47 "gpuopt/optimizers/adam.py"
+#line 48 "gpuopt/optimizers/adam.py"
     const Real new_0 = (var - ((s.step_size_ * t0) / ((numpy::sqrt(t1)) + s.epsilon_)));
-#line 45 "gpuopt/optimizers/adam.py"
+#line 46 "gpuopt/optimizers/adam.py"
     const Real new_1 = t0;
-#line 46 "gpuopt/optimizers/adam.py"
-    const Real new_2 = t1;
 #line 47 "gpuopt/optimizers/adam.py"
+    const Real new_2 = t1;
+#line 48 "gpuopt/optimizers/adam.py"
     var = new_0;
-#line 45 "gpuopt/optimizers/adam.py"
-    slot[0] = new_1;
 #line 46 "gpuopt/optimizers/adam.py"
+    slot[0] = new_1;
+#line 47 "gpuopt/optimizers/adam.py"
     slot[1] = new_2;
 #line 1 "generated"
   }

@@ -23,12 +23,12 @@ from gpuopt.interop.torch_groups import (
     numbers_of,
     parts_of,
     settings_of,
-    step_of,
 )
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import LionOptimizer, MomentumOptimizer, TorchAdamWOptimizer
 from gpuopt.optimizers.base.declared import hyperparameters_of
 from gpuopt.rules.slot_codes import BLOCK, CodedValues, Coding, scales_name, scales_shape
+from gpuopt.state.counts import STEP
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.variable import Variable
 
@@ -87,8 +87,8 @@ def optimizer_from_bitsandbytes(
     Raises:
         TypeError: `state_dict` is no dictionary, or `variables` no list of variables.
         ValueError: the kind is unknown, the formulas do not agree, a state does not fit its
-            variable, is damaged or of other blocks or another map, the parameters that were trained
-            are at different steps, or variables have other names than parameters.
+            variable, is damaged or of other blocks or another map, or variables have other names
+            than parameters.
     """
     if kind not in _FORMS:
         raise ValueError(f"kind must be one of {list(get_args(Kind))}, got {kind!r}")
@@ -111,21 +111,25 @@ def optimizer_from_bitsandbytes(
                 slots.setdefault(slot_name, {})[name] = codes
                 slots.setdefault(scales_name(slot_name), {})[name] = scales
     parts = parts_of(groups, states, named.values())
-    counts = kind == "AdamW"
     for state, variable in zip(states, named.values(), strict=True):
         _check_step(state, variable)
-    step = step_of(parts) if counts else 0
     numbers = [form.numbers(part.settings) for part in parts]
     optimizer = form.optimizer(
         **arguments_of(numbers, parts), slot_bits=8, slot_form="bitsandbytes"
     )
+    if STEP in optimizer.own_counts:
+        slots[STEP] = {
+            name: np.array(state["step"], np.int64)
+            for state, name in zip(states, named, strict=True)
+            if state
+        }
     saved: OptimizerState = {
         "format": 1,
         "optimizer": type(optimizer).__name__,
         "name": optimizer.get_name(),
         "hyperparameters": optimizer.options.codecs.described(),
         "slots": slots,
-        "non_slots": {"step": np.array(step, np.float64)} if counts else {},
+        "non_slots": {},
     }
     optimizer.load_state_dict(saved, named)
     return optimizer  # type: ignore[no-any-return]
@@ -167,10 +171,11 @@ def optimizer_to_bitsandbytes(optimizer: Optimizer, variables: Sequence[Any]) ->
     if not named:
         raise ValueError("variables is empty, so there is no run to continue")
     saved = optimizer.state_dict(named)
-    step = int(saved["non_slots"].get("step", 0)) if form.slots == ("m", "v") else 1
+    steps = saved["slots"].get(STEP, {})
     states: dict[int, dict[str, Any]] = {}
-    for name in names_with_slots(saved, form.slots[0], named):
-        states[int(name)] = of_parameter = {"step": step}
+    has_steps = STEP in optimizer.own_counts
+    for name in steps if has_steps else names_with_slots(saved, form.slots[0], named):
+        states[int(name)] = of_parameter = {"step": int(steps.get(name, 1))}
         for number, slot_name in enumerate(form.slots):
             of_parameter |= {
                 f"state{number + 1}": torch.from_numpy(np.array(saved["slots"][slot_name][name])),

@@ -82,6 +82,8 @@ def optimizer_to_torch(
         kind, settings, of_run = export(optimizer, given, run, allow_epsilon_difference)
         # Where torch has made no state yet, there are no states.
         for name, state in zip(run, of_run, strict=False):
+            if not state:
+                continue
             states[int(name)] = {key: _to_tensor(value) for key, value in state.items()}
         params = [torch.zeros(variable.shape) for variable in run.values()]
         parameters.append({"params": params, **settings})

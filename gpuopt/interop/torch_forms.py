@@ -9,15 +9,13 @@ import numpy as np
 
 from gpuopt.interop.exported import Exported, Given, States, names_with_slots, read_numbers
 from gpuopt.interop.torch_groups import (
-    Array,
     Imported,
     Part,
     arguments_of,
-    name_of,
+    counts_of,
     numbers_of,
     settings_of,
     shared,
-    step_of,
     values_of,
 )
 from gpuopt.optimizer import Optimizer
@@ -32,6 +30,7 @@ from gpuopt.optimizers import (
 )
 from gpuopt.optimizers.base.declared import hyperparameters_of
 from gpuopt.optimizers.torch_sgd import torch_nesterov
+from gpuopt.state.counts import STEP
 from gpuopt.variables.variable import Variable
 
 _AVERAGES = {"m": "exp_avg", "v": "exp_avg_sq"}
@@ -74,22 +73,14 @@ def import_form(form: _Form, parts: Sequence[Part]) -> Imported:
         parts: The groups, the first for the optimizer's own hyperparameters; checked.
 
     Returns:
-        See `Imported`: slots of the variables' shapes and dtypes, and counters, float64 scalars.
-
-    Raises:
-        ValueError: the parameters are at different steps.
+        See `Imported`: slots of the variables' shapes and dtypes, and counts of each variable.
     """
-    step = step_of(parts)
     names = hyperparameters_of(form.optimizer)
     numbers = [numbers_of(part.settings, names) for part in parts]
     optimizer = form.optimizer(**arguments_of(numbers, parts))
-    counters: dict[str, Array] = {"step": np.array(step, np.float64)}
-    if "mu_product" in optimizer.counters:
-        for part in parts:
-            name = "mu_product" if part is parts[0] else f"mu_product/{name_of(part)}"
-            products = [state["mu_product"] for state in part.states if state]
-            counters[name] = np.array(products[0] if products else 1, np.float64)
-    return optimizer, {ours: values_of(parts, key) for ours, key in form.slots.items()}, counters
+    slots = {ours: values_of(parts, key) for ours, key in form.slots.items()}
+    counts = {key: counts_of(parts, key, start) for key, start in optimizer.own_counts.items()}
+    return optimizer, {**slots, **counts}, {}
 
 
 def import_torch_sgd(parts: Sequence[Part]) -> Imported:
@@ -102,8 +93,11 @@ def import_torch_sgd(parts: Sequence[Part]) -> Imported:
     use_nesterov = bool(with_momentum) and shared(
         "nesterov", [part.settings for part in with_momentum]
     )
-    states = [state for part in with_momentum for state in part.states]
-    has_begun = [state.get("momentum_buffer") is not None for state in states]
+    has_begun = [
+        bool(part.settings["momentum"]) and state.get("momentum_buffer") is not None
+        for part in parts
+        for state in part.states
+    ]
     left_out = {"momentum": not with_momentum, "dampening": not with_momentum or use_nesterov}
     names = [name for name in hyperparameters_of(TorchSGDOptimizer) if not left_out.get(name)]
     numbers = [numbers_of(part.settings, names) for part in parts]
@@ -113,27 +107,21 @@ def import_torch_sgd(parts: Sequence[Part]) -> Imported:
     optimizer = TorchSGDOptimizer(**arguments_of(numbers, parts), use_nesterov=use_nesterov)
     slots = {"momentum": values_of(parts, "momentum_buffer")} if with_momentum else {}
     # torch does not count; whether a step is the first is all that matters.
-    return optimizer, slots, {"step": np.array(any(has_begun), np.float64)}
+    if optimizer.own_counts:
+        return optimizer, {**slots, STEP: [np.array(each, np.int64) for each in has_begun]}, {}
+    return optimizer, slots, {STEP: np.array(any(has_begun), np.float64)}
 
 
 def import_adagrad(parts: Sequence[Part]) -> Imported:
     """Makes a `TorchAdagradOptimizer` of torch's parameter groups, as `import_form` does."""
-    # Only the decay depends on the step. torch's parameters have states before their first steps.
-    decaying = [
-        part._replace(states=[state for state in part.states if state["step"]])
-        for part in parts
-        if part.settings["lr_decay"]
-    ]
-    steps = [int(state["step"]) for part in parts for state in part.states]
-    step = step_of(decaying) if decaying else max(steps)
     names = hyperparameters_of(TorchAdagradOptimizer)
     numbers = [numbers_of(part.settings, names) for part in parts]
     initial = float(parts[0].settings["initial_accumulator_value"])
     optimizer = TorchAdagradOptimizer(
         **arguments_of(numbers, parts), initial_accumulator_value=initial
     )
-    counters = {"step": np.array(step, np.float64)}
-    return optimizer, {"accumulator": values_of(parts, "sum")}, counters
+    steps = counts_of(parts, STEP, optimizer.own_counts[STEP])
+    return optimizer, {"accumulator": values_of(parts, "sum"), STEP: steps}, {}
 
 
 def import_rms_prop(parts: Sequence[Part]) -> Imported:
@@ -163,12 +151,11 @@ def export_form(
         variables: The group's, by their names in a state.
 
     Returns:
-        See `Exported`: averages of the variables' shapes and dtypes, and counters, float32 scalars;
-        no states where no step has been made.
+        See `Exported`: averages of the variables' shapes and dtypes, and counts, float32 scalars;
+        an empty state for a variable that has made no step.
 
     Raises:
-        ValueError: torch has no such formula, a hyperparameter is a function, or some variables
-            have slots and others not.
+        ValueError: torch has no such formula, or a hyperparameter is a function.
     """
     form = _FORM_OF[type(optimizer)]
     if optimizer.rule.sums:
@@ -177,18 +164,15 @@ def export_form(
         raise ValueError(f'torch has the form "torch" of AMSGrad, not "{optimizer._form}"')
     numbers = read_numbers(given, hyperparameters_of(form.optimizer))
     state = optimizer.state_dict(variables)
-    counters = {"step": np.float32(_steps(state))}
-    if "mu_product" in optimizer.counters:
-        of_groups = [f"mu_product/{group.group_name}" for group in optimizer.groups]
-        number = optimizer._grouping.number_of(next(iter(variables.values())))
-        name = ["mu_product", *of_groups][number]
-        counters["mu_product"] = np.float32(state["non_slots"].get(name, 1))
+    slots, counts = state["slots"], list(optimizer.own_counts)
     states: States = [
         {
-            **{key: np.array(value) for key, value in counters.items()},
-            **{key: state["slots"][ours][name] for ours, key in form.slots.items()},
+            **{key: slots[key][name].astype(np.float32) for key in counts},
+            **{key: slots[ours][name] for ours, key in form.slots.items()},
         }
-        for name in names_with_slots(state, "m", variables)
+        if name in slots.get("m", ())
+        else {}
+        for name in variables
     ]
     return form.kind, {**settings_of(numbers), **form.settings}, states
 
@@ -209,9 +193,16 @@ def export_torch_sgd(
     is_nesterov = optimizer.rule is torch_nesterov and hyper["momentum"] != 0
     settings = {**settings_of(hyper), "nesterov": is_nesterov}
     state = optimizer.state_dict(variables)
-    with_slots = names_with_slots(state, "momentum", variables) if _steps(state) else []
     slots = state["slots"]
-    return "SGD", settings, [{"momentum_buffer": slots["momentum"][name]} for name in with_slots]
+    of_all = state["non_slots"].get(STEP, 0)
+    has_begun = [slots.get(STEP, {}).get(name, of_all) > 0 for name in variables]
+    states: States = [
+        {"momentum_buffer": slots["momentum"][name]}
+        if each and name in slots.get("momentum", ())
+        else {}
+        for name, each in zip(variables, has_begun, strict=True)
+    ]
+    return "SGD", settings, states
 
 
 def export_adagrad(
@@ -220,15 +211,16 @@ def export_adagrad(
     """Returns what torch's Adagrad is to be given for one group, as `export_form` does."""
     numbers = read_numbers(given, hyperparameters_of(TorchAdagradOptimizer))
     state = optimizer.state_dict(variables)
-    names = names_with_slots(state, "accumulator", variables)
-    initial = float(optimizer.initial_accumulator_value)
+    slots, initial = state["slots"], float(optimizer.initial_accumulator_value)
     settings = {**settings_of(numbers), "initial_accumulator_value": initial}
-    # torch's Adagrad has sums from its construction on, so they must be in the state.
-    sums = [state["slots"]["accumulator"][name] for name in names] or [
-        np.full(variable.shape, initial, variable.dtype) for variable in variables.values()
+    # torch's Adagrad has states from its construction on, so they must be there.
+    states: States = [
+        {"step": slots[STEP][name].astype(np.float32), "sum": slots["accumulator"][name]}
+        if name in slots.get("accumulator", ())
+        else {"step": np.array(0, np.float32), "sum": np.full(each.shape, initial, each.dtype)}
+        for name, each in variables.items()
     ]
-    step = np.array(_steps(state), np.float32)
-    return "Adagrad", settings, [{"step": step, "sum": each} for each in sums]
+    return "Adagrad", settings, states
 
 
 def export_rms_prop(
@@ -264,7 +256,3 @@ def _with_momentum(parts: Sequence[Part]) -> list[Part]:
             "into an optimizer of its own"
         )
     return found
-
-
-def _steps(state: Any) -> float:
-    return float(state["non_slots"].get("step", 0))

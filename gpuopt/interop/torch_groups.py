@@ -130,6 +130,11 @@ def name_of(part: Part) -> str:
     return part.variables[0].name
 
 
+def counts_of(parts: Sequence[Part], key: str, start: np.generic) -> list[Array]:
+    """Returns one count for each variable; what it starts with where torch has none yet."""
+    return [np.array(type(start)(state.get(key, start))) for part in parts for state in part.states]
+
+
 def values_of(parts: Sequence[Part], key: str) -> list[Array]:
     """Returns one state array for each variable; zeros where torch has not made it yet."""
     return [

@@ -22,6 +22,7 @@ from gpuopt.optimizers.base import (
 from gpuopt.optimizers.base.catching_up import CATCH_UP
 from gpuopt.optimizers.base.hyperparameters import Hyperparameters
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.counts import RANGE_OF_STEP, STEP
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range
 from gpuopt.variables.variable import Variable
@@ -96,9 +97,21 @@ class AdamOptimizer(RuleOptimizer):
         self._powers: list[list[HostScalar]] = []
 
     def _all_non_slot_names(self) -> list[str]:
-        return [_power_name(beta) for beta in self.betas]
+        return [] if self.own_counts else [_power_name(beta) for beta in self.betas]
+
+    def _names_left_out(self) -> Sequence[str]:
+        return [_power_name(beta) for beta in self.betas] if self.own_counts else []
+
+    def _counts_of_all(
+        self, numbers: Mapping[str, Any], name: str, variable: Variable | None
+    ) -> Mapping[str, Any]:
+        powers = [numbers.get(_power_name(beta)) for beta in self.betas]
+        known = [float(power) for power in powers if power is not None]
+        return {STEP: self._count_steps(known)} if len(known) == len(powers) else {}
 
     def _non_slot_names_of_groups(self) -> list[str]:
+        if self.own_counts:
+            return []
         return [
             _power_name(beta, given.group_name)
             for given in self.groups
@@ -108,6 +121,8 @@ class AdamOptimizer(RuleOptimizer):
 
     def _state_ranges(self) -> Mapping[str, Range]:
         ranges = dict(super()._state_ranges())
+        if self.own_counts:
+            ranges[STEP] = RANGE_OF_STEP
         for given in (self.hyperparameters, *self.groups):
             for beta in self.betas:
                 value = given[beta]
@@ -119,9 +134,12 @@ class AdamOptimizer(RuleOptimizer):
         return ranges
 
     def _has_state(self, name: str) -> bool:
-        return name in self.betas
+        return name in self.betas and not self.own_counts
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
+        if self.own_counts:
+            super()._create_slots(var_list)
+            return
         first = min(var_list, key=lambda variable: variable.name)
         powers = []
         for beta in self.betas:
@@ -148,14 +166,17 @@ class AdamOptimizer(RuleOptimizer):
         """Returns a group's power of a beta, made if a restored state is of another grouping."""
         name = _power_name(beta, given.group_name)
         if self.state.other(name) is None:
-            steps = self._count_steps(powers)
+            steps = self._count_steps([float(power.scalar()) for power in powers])
             beta_now = np.float64(np.float32(self._call_if_callable(given[beta])))
             now = np.float32(beta_now ** (steps + 1))
             self.state.create_host_scalar(name, now, powers[0].device)
         return self.state.host_scalar(name)
 
-    def _count_steps(self, powers: Sequence[HostScalar]) -> int:
+    def _count_steps(self, powers: Sequence[float]) -> int:
         """Returns how many steps the optimizer has made, as its powers tell.
+
+        Args:
+            powers: Those of `betas`, of no group.
 
         Raises:
             ValueError: they do not tell, as the betas are functions.
@@ -164,7 +185,7 @@ class AdamOptimizer(RuleOptimizer):
         numbers = [
             (
                 float(np.float32(self._call_if_callable(beta))),
-                float(power.scalar()),
+                power,
                 not callable(beta),
             )
             for power, beta in given
@@ -173,19 +194,26 @@ class AdamOptimizer(RuleOptimizer):
             return 0
         known = [(beta, power) for beta, power, is_fixed in numbers if is_fixed and 0 < beta < 1]
         if not known:
-            names = " and ".join(self._all_non_slot_names())
+            names = " and ".join(map(_power_name, self.betas))
             raise ValueError(
                 f"{names} do not tell how many steps {self.get_name()} has made, as the betas are "
-                "functions; so a group that is new cannot have a beta of its own"
+                "functions; so a group that is new cannot have a beta of its own, nor can each "
+                "variable have a count"
             )
         beta, power = max(known)
         return count_steps(power, beta)
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         this_thread = self.this_thread
-        given, powers = this_thread.hyperparameters, self._powers[this_thread.group]
-        beta1_power, beta2_power = [real(power.scalar()) for power in powers]
-        bias_correction = np.sqrt(1 - beta2_power) / (1 - beta1_power)
+        given = this_thread.hyperparameters
+        if this_thread.count is not None:
+            step = this_thread.count.scalar() + 1
+            corrected = [1 - np.float64(real(given[beta])) ** step for beta in self.betas]
+            bias_correction = real(np.sqrt(corrected[1]) / corrected[0])
+        else:
+            powers = self._powers[this_thread.group]
+            beta1_power, beta2_power = [real(power.scalar()) for power in powers]
+            bias_correction = np.sqrt(1 - beta2_power) / (1 - beta1_power)
         return {
             "step_size": real(given["learning_rate"]) * bias_correction,
             "beta1": real(given["beta1"]),
@@ -196,6 +224,10 @@ class AdamOptimizer(RuleOptimizer):
     @undoable
     def _finish(self, update_ops: list[Any], name_scope: str) -> None:
         this_thread = self.this_thread
+        if self.own_counts:
+            for count in this_thread.counted:
+                count.add(1)
+            return
         given = this_thread.hyperparameters
         powers, *of_groups = self._powers
         for power, beta in zip(powers, self.betas, strict=True):

@@ -13,6 +13,7 @@ from gpuopt.optimizers.base import (
     update_rule,
 )
 from gpuopt.optimizers.base.caution import CAUTIOUS, CautiousOption
+from gpuopt.state.counts import STEP_OF_EACH
 
 
 @update_rule(squares=("v", "vhat"))
@@ -53,7 +54,8 @@ class AMSGradOptimizer(CautiousOption):
     is `optax.amsgrad`. In optax's, the first gradients count for good: steps of an element whose
     first gradient is large stay small.
 
-    A sparse gradient updates the rows it names. Python floats keep all digits. `t` is the variable
+    A sparse gradient updates the rows it names. Python floats keep all digits. `t` counts the steps
+    of each variable, in its slot `step`, as torch does; in the form "optax" it is the variable
     `step`, float64, shared by all variables.
 
     Raises:
@@ -75,6 +77,8 @@ class AMSGradOptimizer(CautiousOption):
         if form not in ("torch", "optax"):
             raise ValueError(f'form must be "torch" or "optax", got {form!r}')
         self._form = form
+        if form == "torch":
+            self.own_counts = STEP_OF_EACH
         super().__init__(
             cautious, common, learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon
         )

@@ -13,6 +13,7 @@ from gpuopt.optimizers.base import (
     update_rule,
 )
 from gpuopt.optimizers.base.caution import CAUTIOUS, CautiousOption
+from gpuopt.state.counts import STEP_OF_EACH
 
 # Below so many gradients, the average of their squares says too little.
 _FEWEST = 5.0
@@ -56,11 +57,12 @@ class RAdamOptimizer(CautiousOption):
     Adam, and 5 is the threshold; the paper has no epsilon, and 4. optax's `radam` differs in the
     place of epsilon alone.
 
-    A sparse gradient updates the rows it names. Python floats keep all digits. `t` is the variable
-    `step`, float64, shared by all variables.
+    A sparse gradient updates the rows it names. Python floats keep all digits. `t` counts the steps
+    of each variable, in its slot `step`.
     """
 
     rule = r_adam
+    own_counts = STEP_OF_EACH
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from gpuopt.optimizers.base import (
     check_numbers,
     update_rule,
 )
+from gpuopt.state.counts import STEP_OF_EACH
 
 
 @update_rule(squares=("accumulator",))
@@ -32,16 +33,16 @@ class TorchAdagradOptimizer(StepCountingOptimizer):
         w -= rate * g / (sqrt(n) + epsilon)
         rate = learning_rate / (1 + (t - 1) * learning_rate_decay)
 
-    It is `torch.optim.Adagrad`, whose `lr_decay` is `learning_rate_decay`, but that torch counts
-    the steps of each parameter. In `AdagradOptimizer`, which is TensorFlow's, `n` starts at 0.1,
-    and there is no epsilon; in those of optax and Keras, it starts at 0.1, and epsilon is inside
-    the root.
+    It is `torch.optim.Adagrad`, whose `lr_decay` is `learning_rate_decay`. In `AdagradOptimizer`,
+    which is TensorFlow's, `n` starts at 0.1, and there is no epsilon; in those of optax and Keras,
+    it starts at 0.1, and epsilon is inside the root.
 
-    A sparse gradient updates the rows it names. Python floats keep all digits. `t` is the variable
-    `step`, float64, shared by all variables.
+    A sparse gradient updates the rows it names. Python floats keep all digits. `t` counts the steps
+    of each variable, in its slot `step`.
     """
 
     rule = torch_adagrad
+    own_counts = STEP_OF_EACH
 
     def __init__(
         self,

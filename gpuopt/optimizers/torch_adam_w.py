@@ -11,6 +11,7 @@ from gpuopt.optimizers.adam import adam
 from gpuopt.optimizers.base import DecayCommon, Hyperparameter
 from gpuopt.optimizers.base.caution import CautiousOption
 from gpuopt.optimizers.base.weight_decay import DECAY_BY_RATE, RuleWithWeightDecay
+from gpuopt.state.counts import STEP_OF_EACH
 
 
 class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
@@ -22,18 +23,18 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
         w -= learning_rate * m' / (sqrt(v') + epsilon)
         m', v' = m / (1 - beta1^t), v / (1 - beta2^t)
 
-    It is `torch.optim.AdamW`, but that torch counts the steps of each parameter; and optax's
-    `adamw`. In `AdamWOptimizer`, which is TensorFlow's, the decay is `weight_decay * w`, and
-    epsilon is added before the correction of `v`. With a `weight_decay` of 0, it is
-    `torch.optim.Adam`, with the same difference.
+    It is `torch.optim.AdamW`; and optax's `adamw`, where all variables take part in every step. In
+    `AdamWOptimizer`, which is TensorFlow's, the decay is `weight_decay * w`, and epsilon is added
+    before the correction of `v`. With a `weight_decay` of 0, it is `torch.optim.Adam`.
 
     A sparse gradient updates the rows it names, and lets them decay. `minimize` and
     `apply_gradients` take `decay_var_list`: the variables that decay, by default
-    `decay_variables`. Python floats keep all digits. `t` is the variable `step`, float64, shared by
-    all variables.
+    `decay_variables`. Python floats keep all digits. `t` counts the steps of each variable, in its
+    slot `step`.
     """
 
     rule = adam
+    own_counts = STEP_OF_EACH
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
@@ -27,18 +28,18 @@ class TorchNAdamOptimizer(CautiousOption):
               + mu(t+1) * m / (1 - mu(1) ... mu(t+1))
         w -= learning_rate * ahead / (sqrt(v / (1 - beta2^t)) + epsilon)
 
-    It is `torch.optim.NAdam`, but that torch counts the steps of each parameter, and keeps the
-    product of `mu` in float32. In `NadamOptimizer`, which is contrib's of TensorFlow, and in
-    `optax.nadam`, `mu` is `beta1` in every step; torch's is about half of that at first. Those two
-    differ in how they correct the bias of what is ahead.
+    It is `torch.optim.NAdam`, but that torch keeps the product of `mu` in float32. In
+    `NadamOptimizer`, which is contrib's of TensorFlow, and in `optax.nadam`, `mu` is `beta1` in
+    every step; torch's is about half of that at first. Those two differ in how they correct the
+    bias of what is ahead.
 
-    A sparse gradient updates the rows it names. Python floats keep all digits. `t` is the variable
-    `step`, shared by all variables, and the product of `mu` so far `mu_product`, of which each
-    group has its own; both are float64.
+    A sparse gradient updates the rows it names. Python floats keep all digits. `t` counts the steps
+    of each variable, in its slot `step`; the slot `mu_product` is the product of `mu` so far.
     """
 
     rule = nadam
     counters: ClassVar[Mapping[str, float]] = {"step": 0.0, "mu_product": 1.0}
+    own_counts = MappingProxyType({"step": np.int64(0), "mu_product": np.float64(1)})
 
     def __init__(
         self,

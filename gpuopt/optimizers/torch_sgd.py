@@ -13,6 +13,7 @@ from gpuopt.optimizers.base import (
     StepCountingOptimizer,
     update_rule,
 )
+from gpuopt.state.counts import STEP_OF_EACH
 
 
 @update_rule
@@ -56,11 +57,12 @@ class TorchSGDOptimizer(StepCountingOptimizer):
         w -= learning_rate * g'                    without momentum; there is no a
 
     It is `torch.optim.SGD`. The decay is L2 regularization: it goes through the momentum. Without
-    decay and dampening, it is `MomentumOptimizer`. In torch, each parameter has a first step of its
-    own, whose gradient is not dampened; here, the optimizer has.
+    decay and dampening, it is `MomentumOptimizer`. Each variable has a first step of its
+    own, whose gradient is not dampened.
 
     A sparse gradient updates the rows it names; `a` does not decay elsewhere. Python floats keep
-    all digits. The variable `step`, float64, counts steps.
+    all digits. The slot `step` counts the steps of a variable where there is a dampening; else the
+    variable `step`, float64, counts those of all.
 
     Raises:
         ValueError: `use_nesterov` is given without momentum, or with dampening.
@@ -93,6 +95,7 @@ class TorchSGDOptimizer(StepCountingOptimizer):
             hyperparameters["momentum"] = momentum
         if has_momentum and not use_nesterov:
             hyperparameters["dampening"] = dampening
+            self.own_counts = STEP_OF_EACH
         if use_nesterov:
             self.rule = torch_nesterov
         elif not has_momentum:

@@ -67,6 +67,8 @@ class Description(NamedTuple):
         names_left_out: The names of other variables that it has with other options alone. A saved
             state may have them; they are left out.
         slot_codecs: How slots are stored.
+        counting: The optimizer, if it counts the steps of each variable: see
+            `gpuopt.state.counts`. Such counts are slots of one number.
     """
 
     optimizer: str
@@ -81,6 +83,7 @@ class Description(NamedTuple):
     op_name: Callable[[str], str]
     names_left_out: Sequence[str]
     slot_codecs: SlotCodecs
+    counting: Any
 
 
 class WrapperState(Protocol):
@@ -168,7 +171,8 @@ class SlotTable(MutableMapping[Identity, Variable]):
 
     def __delitem__(self, identity: Identity) -> None:
         with undoing(), self._lock:
-            self._slots[identity].bring_up()
+            if not isinstance(self._slots[identity], HostScalar):  # a call may take back its own
+                self._slots[identity].bring_up()
             del self._slots[identity]
             self._version.number += 1
 
@@ -353,10 +357,10 @@ class State:
         return None if table is None else table.get(variable.identity)
 
     def slots_of(self, variable: Variable) -> list[Variable]:
-        """Lists the slots that a variable has so far."""
+        """Lists the slots that a variable has so far, but for those that it may share: counts."""
         with self.lock:
-            found = (table.get(variable.identity) for table in self._tables.values())
-            return [slot for slot in found if slot is not None]
+            found = [table.get(variable.identity) for table in self._tables.values()]
+        return [slot for slot in found if slot is not None and not isinstance(slot, HostScalar)]
 
     def first_number(self, identity: Identity) -> int:
         """Returns the number of a variable's first element, below 2^62: variables are far apart.
@@ -394,7 +398,7 @@ class State:
         """Lists slots and other variables."""
         with self.lock:
             slots = [slot for table in self._tables.values() for slot in table.values()]
-            return [*slots, *self._others.values()]
+            return [*dict.fromkeys(slots), *self._others.values()]  # several may share a count
 
     def keep(self, undo: Undo) -> None:
         """Has `undo` put back the present tables, variables and waiting values, but no numbers."""
@@ -502,29 +506,12 @@ class State:
                 restored slot went to another optimizer.
         """
         with writing(), self.lock:
-            key = slot_name, variable.name
-            path = variable.identity.path
-            if path is not None and key not in self.waiting_slots:
-                key = slot_name, self.names_of_paths.get(path, path)
-            restored = self.waiting_slots.get(key)
-            is_missing = restored is None and variable.name in self.restored_elsewhere
-            if is_missing or self.is_taken_elsewhere(variable.identity):
-                described = self.describe()
-                raise ValueError(
-                    f'the restored slot "{slot_name}" of "{variable.name}" went to another '
-                    f'optimizer named "{described.name}" than the {described.optimizer} that '
-                    "updates it now: optimizers of one name get their state in the order in which "
-                    "they are made. Make them in the order of the saved run, give them different "
-                    "names before the save, or name them for the restore: "
-                    "Saver(var_list, optimizers=[...])"
-                )
-            if restored is not None:
-                check_fits(
-                    restored,
-                    f'slot "{slot_name}" of "{variable.name}"',
-                    variable.shape if shape is None else tuple(shape),
-                    variable.dtype if dtype is None else np.dtype(dtype),
-                )
+            restored = self.restored_slot(
+                variable,
+                slot_name,
+                variable.shape if shape is None else tuple(shape),
+                variable.dtype if dtype is None else np.dtype(dtype),
+            )
             # Of a restored slot it may be another number than of a new one.
             new_rows = float(value) if isinstance(value, int | float | np.number) else None
             # Only then: to describe the optimizer takes as long as to make the slot.
@@ -538,15 +525,62 @@ class State:
                 dtype,
                 SplitMaster if masters == "remainder" else Variable,
             )
-            self.table(slot_name)[variable.identity] = slot
+            self.add_slot(variable, slot_name, slot, restored)
             if masters is not None:
                 paired(self, variable, slot)
-            for state in (self, *self._rivals_of(variable.identity)):
-                state.waiting_slots.pop(key, None)
-            owner = weakref.ref(variable.identity)
-            if self._created is not None:
-                self._created.append(Created(slot_name, owner, slot, restored))
             return slot
+
+    def restored_slot(
+        self,
+        variable: Variable,
+        slot_name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+    ) -> np.ndarray[Any, Any] | None:
+        """Returns the restored value that waits for a slot; None if there is none.
+
+        Raises:
+            ValueError: it has another shape or dtype, or it went to another optimizer.
+        """
+        restored = self.waiting_slots.get(self._waiting_key(variable, slot_name))
+        is_missing = restored is None and variable.name in self.restored_elsewhere
+        if is_missing or self.is_taken_elsewhere(variable.identity):
+            described = self.describe()
+            raise ValueError(
+                f'the restored slot "{slot_name}" of "{variable.name}" went to another '
+                f'optimizer named "{described.name}" than the {described.optimizer} that '
+                "updates it now: optimizers of one name get their state in the order in which "
+                "they are made. Make them in the order of the saved run, give them different "
+                "names before the save, or name them for the restore: "
+                "Saver(var_list, optimizers=[...])"
+            )
+        if restored is not None:
+            check_fits(restored, f'slot "{slot_name}" of "{variable.name}"', shape, dtype)
+        return restored
+
+    def add_slot(
+        self,
+        variable: Variable,
+        slot_name: str,
+        slot: Variable,
+        restored: np.ndarray[Any, Any] | None,
+    ) -> None:
+        """Gives a variable a new slot; `restored`, if it had this value, waits no more."""
+        key = self._waiting_key(variable, slot_name)
+        self.table(slot_name)[variable.identity] = slot
+        for state in (self, *self._rivals_of(variable.identity)):
+            state.waiting_slots.pop(key, None)
+        if self._created is not None:
+            owner = weakref.ref(variable.identity)
+            self._created.append(Created(slot_name, owner, slot, restored))
+
+    def _waiting_key(self, variable: Variable, slot_name: str) -> tuple[str, str]:
+        """Returns the key of what waits for a slot: by the variable's name, or by its path."""
+        key = slot_name, variable.name
+        path = variable.identity.path
+        if path is not None and key not in self.waiting_slots:
+            key = slot_name, self.names_of_paths.get(path, path)
+        return key
 
     def is_taken_elsewhere(self, identity: Identity) -> bool:
         """Whether another optimizer has a variable's slots, which waited here, too."""
@@ -588,16 +622,20 @@ class State:
         assert isinstance(scalar, HostScalar), f'"{name}" is {scalar!r}'
         return scalar
 
-    def copy_host_scalars(self) -> list[tuple[Variable, Any]]:
-        """Returns the scalars that the host computes with, and their values."""
-        if not self._others:
+    def copy_host_scalars(self, own: Iterable[HostScalar] = ()) -> list[tuple[Variable, Any]]:
+        """Returns the scalars that the host computes with, and their values.
+
+        Args:
+            own: Those among them that belong to variables of a step.
+        """
+        if not self._others and not own:
             return []
         # Without the lock and with few calls: each step does this.
-        others = self._others.copy().values()
+        others = [*self._others.copy().values(), *own]
         for each in others:
             if each.identity.behind is not None:
                 each.bring_up()
-        return [(each, each._known.item()) for each in others if type(each) is HostScalar]
+        return [(each, each._known.item()) for each in others if isinstance(each, HostScalar)]
 
     def scalars_of_steps(self) -> list[HostScalar]:
         """Lists the scalars that steps change on the host: not those that a wrapper keeps."""

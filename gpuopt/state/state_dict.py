@@ -17,6 +17,7 @@ from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.rules.update_rule import row_shape
 from gpuopt.state import loss_scales
 from gpuopt.state.accumulated import hint_about, is_zero_count
+from gpuopt.state.counts import assign_counts
 from gpuopt.state.slot_codecs import MASTER, converted_slots
 from gpuopt.state.slots import replace_arrays
 from gpuopt.state.state import Description, Range, State, check_fits
@@ -118,6 +119,8 @@ def read_state(
         described = state.describe()
         if described.slot_names is not None:
             _leave_out_half_made(slots, described.slot_names)
+        if not any(slots.values()):  # as before the first step; a refused one has left the names
+            slots.clear()
         return {
             "format": _FORMAT,
             "optimizer": described.optimizer,
@@ -200,9 +203,15 @@ def load_state(
             state.wrapper_state.forget_all()
         if _is_of_no_step(state, saved, named):
             _go_back_before_all_steps(state, named, undo)
+        counting = state.describe().counting
+        counts: dict[Variable, dict[str, Any]] = {}
         for slot_name in _in_order(state, saved["slots"]):
             for name, value in saved["slots"][slot_name].items():
                 slot = state.slot(named[name], slot_name) if name in named else None
+                is_new = slot is None and (name not in named or name in rivals)
+                if counting is not None and slot_name in counting.own_counts and not is_new:
+                    counts.setdefault(named[name], {})[slot_name] = value
+                    continue
                 if slot is None:
                     state.waiting_slots[slot_name, name] = np.array(value)
                 elif slot.shape != np.shape(value):
@@ -210,6 +219,8 @@ def load_state(
                     replace_arrays(state, named[name], arrays, state.describe().slot_codecs)
                 else:
                     undo.assign(slot, np.asarray(value))
+        if counts:
+            assign_counts(state, counts, counting)
         for name, variable in named.items():
             claim_state(state, name, variable, undo)
         state.wait_for_names()
@@ -234,7 +245,31 @@ def _in_own_codecs(
     optimizer = state.describe()
     codecs, own_names = optimizer.slot_codecs, optimizer.slot_names
     given = saved["slots"], saved["hyperparameters"]
-    return {**saved, "slots": converted_slots(*given, codecs, own_names, variables)}
+    slots = converted_slots(*given, codecs, own_names, variables)
+    if optimizer.counting is not None:
+        _add_counts(slots, saved["non_slots"], optimizer, variables)
+    return {**saved, "slots": slots}
+
+
+def _add_counts(
+    slots: dict[str, dict[str, Any]],
+    numbers: Mapping[str, Any],
+    optimizer: Description,
+    variables: Mapping[str, Variable],
+) -> None:
+    """Adds counts of each variable to the slots of a state that has one for all."""
+    counting = optimizer.counting
+    starts: Mapping[str, np.generic] = counting.own_counts
+    own = [name for name in optimizer.slot_names or () if name not in starts]
+    names = dict.fromkeys(name for slot_name in own for name in slots.get(slot_name, ()))
+    for name in names:
+        if any(name in slots.get(slot_name, ()) for slot_name in starts):
+            continue
+        found = counting._counts_of_all(numbers, name, variables.get(name))
+        for slot_name, value in found.items():
+            _checked_numbers(value, f'"{slot_name}"', optimizer.ranges.get(slot_name))
+            number = np.array(type(starts[slot_name])(value))
+            slots.setdefault(slot_name, {})[name] = number
 
 
 def _out_of_slots(state: State, saved: OptimizerState) -> OptimizerState:
@@ -264,7 +299,8 @@ def claim_state(state: State, name: str, variable: Variable, undo: Undo) -> None
 
     `check_claim` comes first, and `State.keep`.
     """
-    op_name = state.describe().op_name
+    op_name, counting = state.describe().op_name, state.describe().counting
+    counts: dict[str, Any] = {}
     for slot_name, value in _waiting_slots(state, name).items():
         del state.waiting_slots[slot_name, name]
         existing = state.slot(variable, slot_name)
@@ -273,7 +309,10 @@ def claim_state(state: State, name: str, variable: Variable, undo: Undo) -> None
             state.waiting_slots[slot_name, variable.name] = value
             state.contested[variable.identity] = state.rivals[name]
             continue
-        if existing is None:
+        if counting is not None and slot_name in counting.own_counts:
+            state.waiting_slots.pop((slot_name, variable.name), None)
+            counts[slot_name] = value
+        elif existing is None:
             state.waiting_slots.pop((slot_name, variable.name), None)
             is_master = slot_name == MASTER and state.describe().slot_codecs.masters is not None
             if is_master:  # which the variable will follow
@@ -286,6 +325,8 @@ def claim_state(state: State, name: str, variable: Variable, undo: Undo) -> None
                 slot.overwrite(value)
         else:
             undo.assign(existing, value)
+    if counts:
+        assign_counts(state, {variable: counts}, counting)
 
 
 def check_form(state: OptimizerState) -> None:
@@ -340,6 +381,8 @@ def _check_slots(
             array = _checked_numbers(value, what, optimizer.ranges.get(slot_name))
             if name in variables:
                 _check_slot(state, variables[name], slot_name, name, array, slot_name in known)
+            elif (dtype_of_count := _dtype_of_count(optimizer, slot_name)) is not None:
+                check_fits(array, what, (), dtype_of_count)
             elif slot_name in known:
                 model = models.setdefault(name, array)
                 shape, dtype = model.shape, model.dtype
@@ -473,7 +516,8 @@ def _is_left_out(name: str, value: Any, state: State, optimizer: Description) ->
     if is_of_a_loss_scale and name not in optimizer.other_names and state.other(name) is None:
         return True
     is_idle = state.wrapper_state is None and optimizer.lists_all and is_zero_count(name, value)
-    return is_idle or name in optimizer.names_left_out or _is_of_another_grouping(name, optimizer)
+    is_left_out = name.partition("/")[0] in optimizer.names_left_out
+    return is_idle or is_left_out or _is_of_another_grouping(name, optimizer)
 
 
 def _is_of_another_grouping(name: str, optimizer: Description) -> bool:
@@ -543,10 +587,18 @@ def _expected(
     value: Array,
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Returns the shape and dtype of a slot that the optimizer lists, given its variable's."""
+    if (dtype_of_count := _dtype_of_count(optimizer, slot_name)) is not None:
+        return (), dtype_of_count
     shape = row_shape(shape) if slot_name in optimizer.row_slots else shape
     codecs = optimizer.slot_codecs
     form = codecs.form(slot_name, shape, dtype, by_rows=value.ndim == 2)
     return form.shape, form.dtype
+
+
+def _dtype_of_count(optimizer: Description, slot_name: str) -> np.dtype[Any] | None:
+    """Returns the dtype of a slot that counts a variable's steps; None for any other slot."""
+    starts = {} if optimizer.counting is None else optimizer.counting.own_counts
+    return np.dtype(type(starts[slot_name])) if slot_name in starts else None
 
 
 def _in_order(state: State, slot_names: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from gpuopt.backends.loss_scaling import Decision
 from gpuopt.device import Device
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
+from gpuopt.state.counts import numbers_of
 from gpuopt.step.chain import Chain, Count, DeviceScale, Outcome, with_numbers
 from gpuopt.step.clips import scalings
 from gpuopt.step.ledger import Ledger
@@ -149,7 +150,8 @@ class _DecidedStep:
         self.key = key
         self.device = device
         self.counter: Variable | None = optimizer.this_thread.global_step
-        self.variables: list[Variable] = optimizer.state.scalars_of_steps()
+        own = numbers_of(optimizer.this_thread.counted)
+        self.variables: list[Variable] = [*optimizer.state.scalars_of_steps(), *own]
         if self.counter is not None:
             self.variables.append(self.counter)
         self.loss_scale = loss_scale

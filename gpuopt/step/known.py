@@ -15,6 +15,7 @@ from gpuopt.backends import Backend, Target, backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.codecs import Codecs
 from gpuopt.device import Device
+from gpuopt.state.counts import StepCount
 from gpuopt.step.wide_gradients import GradientTypes, converted_at_once
 from gpuopt.variables.identity import Identity, find_identity
 from gpuopt.variables.variable import Variable, known_identity
@@ -89,6 +90,7 @@ class Group:
         num_elements: Of all variables.
         uses: Has an item more each time that the group is found by its variables' identities.
         choice: See `KnownGroups.find`.
+        counts: The variables' counts of steps, if they have their own.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Group:
         target_of: Callable[[Variable], tuple[Target, list[Identity], Codecs]],
         scalar_group_of: Callable[[Variable], int],
         choice: bytes = b"",
+        counts: Sequence[StepCount] = (),
     ) -> None:
         """Has each device's backend plan the updates.
 
@@ -107,8 +110,10 @@ class Group:
             target_of: Returns a variable's arrays, their identities, and how they are stored.
             scalar_group_of: Returns the number of the group whose scalars a variable has.
             choice: See `KnownGroups.find`.
+            counts: The variables', each once.
         """
         self.choice = choice
+        self.counts = counts
         self.state_version = state_version
         self.identities = tuple(variable.identity for variable in variables)
         self.constrained = [

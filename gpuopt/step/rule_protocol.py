@@ -33,6 +33,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     rule_with_slots: UpdateRule
     rule_of_other_rows: ClassVar[UpdateRule | None]
     catch_up: CatchUpOption
+    own_counts: Mapping[str, np.generic]
     plans: PlanCache
     ledger: Ledger
     options: Options
@@ -55,10 +56,10 @@ class RuleOptimizer(HookOptimizer, Protocol):
 
     def _slot_starts(self) -> Mapping[str, float]: ...
 
-    def _group_of_scalars(self, variable: Variable, listed: Listed = None) -> int: ...
+    def _number_of_scalars(self, variable: Variable, listed: Listed = None) -> int: ...
 
     def _scalars_of_groups(
-        self, every: Sequence[Scalars], numbers: Sequence[int], is_sparse: bool
+        self, every: Any, numbers: Sequence[int], is_sparse: bool
     ) -> list[Scalars]: ...
 
     def _in_group(self, number: int, compute: Callable[[], Any]) -> Any: ...

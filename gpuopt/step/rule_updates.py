@@ -20,6 +20,7 @@ from gpuopt.computed_once import computed_once
 from gpuopt.device import Device
 from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.counts import counts_of, separate_counts, shared_with_others
 from gpuopt.state.masters import check_variables
 from gpuopt.state.slots import create_slots, end_blocks_at_rows, master_or_own
 from gpuopt.state.state import Created
@@ -141,7 +142,10 @@ class RuleUpdates(Updates):
 
     def _remember(self, variables: Sequence[Any], kinds: Collection[Any]) -> None:
         """Keeps a plan for the next step of these pairs."""
-        moves_averages = self._optimizer.options.averages is not None
+        optimizer = self._optimizer
+        moves_averages = optimizer.options.averages is not None
+        if optimizer.own_counts and shared_with_others(optimizer.state, self.variables()):
+            return  # the next step comes after `separate_counts`
         parts: list[PlannedPart] = []
         for part in self._parts:
             if part.group is None or part.is_averaged != (moves_averages and not part.is_sparse):
@@ -150,7 +154,7 @@ class RuleUpdates(Updates):
             select = None if len(numbers) == len(variables) else selecting(numbers)
             own = part.is_sparse, part.is_averaged, part.choice, numbers, select
             parts.append(PlannedPart(part.group, *own))
-        self._optimizer.plans.steps.add(variables, StepPlan(kinds, parts))
+        optimizer.plans.steps.add(variables, StepPlan(kinds, parts))
 
     def _divide(
         self,
@@ -285,8 +289,9 @@ class RuleUpdates(Updates):
                     part.variables(),
                     self._version_with_averages() if part.is_averaged else state.version.number,
                     target_in,
-                    partial(self._optimizer._group_of_scalars, listed=self.request.decaying),
+                    partial(self._optimizer._number_of_scalars, listed=self.request.decaying),
                     part.choice,
+                    counts_of(state, part.variables()) if self._optimizer.own_counts else (),
                 )
                 known.add(group)
                 part.group = group
@@ -323,6 +328,10 @@ class RuleUpdates(Updates):
     def fix_scalars(self) -> None:
         optimizer = self._optimizer
         scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
+        if optimizer.own_counts:
+            counts = [part.require_group().counts for part in self._parts]
+            each_once = counts[0] if len(counts) == 1 else dict.fromkeys(chain(*counts))
+            optimizer.this_thread.counted = list(each_once)
         for part in self._parts:
             group = part.group
             assert group is not None, "create_slots comes first"
@@ -360,17 +369,24 @@ class RuleUpdates(Updates):
         optimizer._finish([], self.request.name or optimizer.get_name())
 
     def check(self) -> None:
-        averages = self._optimizer.options.averages
-        version = self._optimizer.state.version.number
+        optimizer = self._optimizer
+        averages, version = optimizer.options.averages, optimizer.state.version.number
+        is_anew = False
         for part in self._parts:
             now = self._version_with_averages() if part.is_averaged else version
             if part.group is not None and part.group.state_version != now:
                 # User code has replaced a slot, or an average is gone.
                 part.group, self._units = None, ()
+                if optimizer.own_counts and not is_anew:
+                    is_anew = True
+                    separate_counts(optimizer.state, self.variables(), optimizer.ledger.settle)
                 if averages is not None and part.is_averaged:
                     part.is_averaged = all(averages.joining(part.given))
                 self.create_slots()
-            part.check(self._optimizer, self.request.takes_wide)
+            part.check(optimizer, self.request.takes_wide)
+        if is_anew and self._of_counts:  # else the scalars come later
+            optimizer.this_thread.scalars = {}
+            self.fix_scalars()
 
     def must_check_first(self) -> bool:
         needs_host = self._has_constraints or self._host_decides
@@ -454,8 +470,10 @@ class RuleUpdates(Updates):
         scalars: list[Scalars] = []
         for of_count in self._of_counts:
             every = of_count.scalars[batch.real]
-            mine: Sequence[Scalars] = every[:1]
-            if numbers != _NO_GROUP or part.is_sparse:
+            mine: Sequence[Scalars]
+            if numbers == _NO_GROUP and not part.is_sparse:
+                mine = every[:1]
+            else:
                 mine = optimizer._scalars_of_groups(every, numbers, part.is_sparse)
             if part.rule is not optimizer.rule:
                 mine = [part.rule.own(each) for each in mine]

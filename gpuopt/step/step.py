@@ -20,6 +20,7 @@ from gpuopt.device import Device
 from gpuopt.interrupts import SMALL_WRITE, interrupts_put_off
 from gpuopt.locks import Lock, call_locked
 from gpuopt.state import masters
+from gpuopt.state.counts import StepCount, numbers_of, separate_counts
 from gpuopt.state.state import State
 from gpuopt.step import tables_behind
 from gpuopt.step.additions import Addition, Forget
@@ -57,6 +58,8 @@ class ThisThread(threading.local):
             and then for each group.
         global_step: The variable that counts steps, before it is counted up; None if there is none.
         decaying: Of the running step, for hooks: see `StepRequest`.
+        counted: The counts of the step's variables: see `gpuopt.state.counts`.
+        count: That of the variables whose scalars are being computed; None for all others.
     """
 
     def __init__(self) -> None:
@@ -64,9 +67,11 @@ class ThisThread(threading.local):
         self.group = 0
         self.of_no_group: Mapping[str, np.floating[Any]] = {}
         self.of_groups: Sequence[Mapping[str, np.floating[Any]]] = ()
-        self.scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
+        self.scalars: dict[type[np.floating[Any]], Any] = {}
         self.global_step: Variable | None = None
         self.decaying: Listed = None
+        self.counted: Sequence[StepCount] = ()
+        self.count: StepCount | None = None
 
 
 class SteppingOptimizer(Protocol):
@@ -77,6 +82,7 @@ class SteppingOptimizer(Protocol):
     this_thread: ThisThread
     open_report: Report | None
     options: Options
+    own_counts: Mapping[str, np.generic]
     _use_locking: bool
 
     def get_name(self) -> str: ...
@@ -116,6 +122,7 @@ class Step:
     _is_counted = False
     _began = 0.0
     # Of a step that was not finished.
+    _counted: Sequence[StepCount] = ()
     _touched: Touched | None = None
     _weak_counter: Callable[[], Variable | None] = staticmethod(lambda: None)
     _weak_before_count: Sequence[tuple[ref[Variable], Any]] = ()
@@ -183,6 +190,7 @@ class Step:
             try:
                 try:
                     if not updates.is_planned:
+                        self._separate_counts(updates)
                         updates.create_slots()
                     if updates.request.decides is None:
                         self._prepare()
@@ -216,6 +224,7 @@ class Step:
                 their rows.
         """
         is_prepared = False
+        counted: dict[StepCount, None] = {}
         written: list[str] = []
         unsure: list[str] = []
         num_elements = 0
@@ -245,6 +254,7 @@ class Step:
             updates.refuse_shared_memory(self.counter)
             if begun:
                 self._refuse_unfinished(updates)
+            self._separate_counts(updates)
             updates.create_slots(of_part=True)
             if not is_prepared:
                 begun[self] = None  # see `run`
@@ -255,6 +265,7 @@ class Step:
                 is_prepared = True
             updates.fix_scalars()
             updates.check()
+            counted.update(dict.fromkeys(this_thread.counted))
             self._check_and_call(apply_checked, updates, is_part=True)
 
         this_thread = self._optimizer.this_thread
@@ -267,9 +278,11 @@ class Step:
         ):
             try:
                 compute(apply)
+                this_thread.counted = list(counted)
                 self._count_alone()
                 begun.pop(self, None)
             except BaseException as error:
+                this_thread.counted = list(counted)
                 self._note(error, written, unsure)
                 if self in begun:
                     note_unfinished(self)
@@ -277,11 +290,17 @@ class Step:
             finally:
                 vars(this_thread).update(outer)
 
+    def _separate_counts(self, updates: Updates) -> None:
+        optimizer = self._optimizer
+        if optimizer.own_counts:
+            separate_counts(optimizer.state, updates.variables(), optimizer.ledger.settle)
+
     def _prepare(self) -> None:
         """Fixes the numbers of this step; steps that user code makes inside have their own."""
         # Attributes of what threads have apart take several times as long.
         this_thread = vars(self._optimizer.this_thread)
         this_thread["scalars"], this_thread["global_step"] = {}, self.counter
+        this_thread["counted"] = ()
         prepare = self._optimizer._prepare
         if (prepare.__module__ or "").startswith("gpuopt."):  # None of code that `exec` runs
             prepare()
@@ -418,7 +437,9 @@ class Step:
     def _count(self) -> None:
         """Changes powers and counts; again, if an interrupted call was undone."""
         optimizer, counter = self._optimizer, self.counter
-        self._before_count = before = optimizer.state.copy_host_scalars()
+        counted = optimizer.this_thread.counted
+        own = numbers_of(counted) if counted else ()
+        self._before_count = before = optimizer.state.copy_host_scalars(own)
         if counter is not None and counter.memory.kind == "cpu":
             counter.bring_up()  # another optimizer's steps may count by it, too
             before.append((counter, counter._array.item()))
@@ -508,6 +529,7 @@ class Step:
             try:
                 self.counter = self._weak_counter()
                 self._prepare()
+                this_thread.counted = self._counted
                 self._count_alone()
             finally:
                 vars(this_thread).update(outer)
@@ -535,6 +557,7 @@ class Step:
         missing: Sequence[str] = (),
     ) -> None:
         """Has an error say which variables were updated, and what may be half done."""
+        self._counted = self._optimizer.this_thread.counted
         if not written and not unsure and not missing:
             return
         note = f'The step of "{self.name}" was not finished. Updated: {_listed(written)}.'
@@ -555,7 +578,9 @@ class Step:
     def _undoing(self, updates: Updates) -> Undo:
         """Called before the step: returns what undoes the host's part of it."""
         state, host_counts = self._optimizer.state, updates.gpu_decides is None
-        kept = state.copy_host_scalars() if host_counts else []
+        of_variables = self._optimizer.this_thread.counted
+        own = numbers_of(of_variables) if of_variables else ()
+        kept = state.copy_host_scalars(own) if host_counts else []
         # What is undone lives until the GPU has checked the rows: not so the step's gradients.
         created, forgets = updates.created, [*updates.forgets, *self._forget_additions]
         counted = self._counters_to_undo if host_counts else []

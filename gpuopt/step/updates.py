@@ -11,6 +11,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.device import Device
+from gpuopt.state.counts import counts_of
 from gpuopt.state.state import Created, State
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
@@ -227,6 +228,8 @@ class HookUpdates(Updates):
         )
 
     def fix_scalars(self) -> None:
+        optimizer = self._optimizer
+        optimizer.this_thread.counted = counts_of(optimizer.state, self.variables())
         for real in {compute_type(variable.dtype) for _, variable in self._pairs}:
             self._optimizer._scalars_for(real)
 

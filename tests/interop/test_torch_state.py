@@ -339,14 +339,48 @@ def test_decay_that_a_state_does_not_call_decoupled_is_refused_until_it_does() -
     assert type(optimizer) is gpuopt.TorchAdamWOptimizer
 
 
-def test_adagrads_parameters_may_be_at_different_steps_unless_its_rate_decays() -> None:
-    variables = [Variable(value) for value in start()]
-    state = state_of("Adagrad")
-    state["state"][1]["step"] += 1
-    optimizer_from_torch(state, variables)
-    state["param_groups"][0]["lr_decay"] = 0.1
-    with pytest.raises(ValueError, match=r"at steps \[3, 4\]"):
-        optimizer_from_torch(state, variables)
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("AdamW", {"lr": 0.1}),
+        ("Adam", {"lr": 0.1, "amsgrad": True}),
+        ("NAdam", {"lr": 0.1}),
+        ("RAdam", {"lr": 0.1, "betas": (0.6, 0.8)}),
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}),
+        ("Adagrad", {"lr": 0.1, "lr_decay": 0.5}),
+    ],
+)
+def test_parameters_at_different_steps_go_on_from_them_in_both_directions(
+    kind: str, settings: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(11)
+    values = [rng.normal(size=3) for _ in range(4)]
+    parameters = [torch.nn.Parameter(torch.tensor(value)) for value in values]
+    theirs = getattr(torch.optim, kind)(parameters, **settings)
+
+    def step(used: list[int], optimizer: Any = None, variables: Any = ()) -> None:
+        gradients = {at: rng.normal(size=3) for at in used}
+        for at, parameter in enumerate(parameters):
+            parameter.grad = torch.tensor(gradients[at]) if at in used else None
+        theirs.step()
+        if optimizer is not None:
+            optimizer.apply_gradients([(gradients[at], variables[at]) for at in used])
+
+    for used in ([0], [0, 1], [0, 2], [1, 2]):  # the last makes no step yet
+        step(used)
+    variables = [Variable(each.detach().numpy()) for each in parameters]
+    ours = optimizer_from_torch(theirs.state_dict(), variables)
+    for used in ([1], [0, 1, 2], [2], [1, 2]):
+        step(used, ours, variables)
+    again = [torch.nn.Parameter(torch.tensor(each.numpy())) for each in variables]
+    exported = getattr(torch.optim, kind)(again, **settings)
+    exported.load_state_dict(optimizer_to_torch(ours, variables))
+    parameters, theirs = again, exported
+    for used in ([3, 0], [1, 3], [2]):
+        step(used, ours, variables)
+    for variable, parameter in zip(variables, parameters, strict=True):
+        expected = parameter.detach().numpy()
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_momentum_that_the_first_group_lacks_is_refused() -> None:

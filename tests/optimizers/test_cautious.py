@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import textbook
+from array_slots import array_slots
 from dtypes import every_dtype
 from each_device import variable_on
 
@@ -52,7 +53,7 @@ def check(optimizer: Any, variables: list[Variable], expected: list[dict[str, An
     for variable, state in zip(variables, expected, strict=True):
         # Each of four steps rounds the weight and its slots, once each.
         tolerance = 16 * float(ml_dtypes.finfo(variable.dtype).eps)
-        slots = {name: optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()}
+        slots = {name: optimizer.get_slot(variable, name) for name in array_slots(optimizer)}
         for name, got in {"var": variable, **slots}.items():
             np.testing.assert_allclose(
                 got.numpy().astype(np.float64), state[name], rtol=tolerance, atol=tolerance

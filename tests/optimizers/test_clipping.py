@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from array_slots import array_slots
 from dtypes import every_dtype
 from every_optimizer import configurations, make, optimizer_classes
 from golden_cases import read_json
@@ -49,7 +50,7 @@ def state_of(optimizer: gpuopt.Optimizer, variables: Sequence[Variable]) -> list
     slots = [
         optimizer.get_slot(variable, name)
         for variable in variables
-        for name in optimizer.get_slot_names()
+        for name in array_slots(optimizer)
     ]
     return [each.numpy() for each in [*variables, *slots] if each is not None]
 

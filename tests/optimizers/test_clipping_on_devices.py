@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from array_slots import array_slots
 from dtypes import DTYPES, every_dtype
 from each_device import variable_on
 from emulator.emulator import EmulatorLauncher
@@ -63,7 +64,7 @@ def states_after(
             pairs.append((IndexedSlices(xp.asarray(values), xp.asarray(rows)), table))
         optimizer.apply_gradients(pairs)
     written = [*variables, table]
-    slots = [optimizer.get_slot(v, n) for v in written for n in optimizer.get_slot_names()]
+    slots = [optimizer.get_slot(v, n) for v in written for n in array_slots(optimizer)]
     return optimizer, [numbers(each) for each in [*written, *slots] if each is not None]
 
 

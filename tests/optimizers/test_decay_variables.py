@@ -12,6 +12,7 @@ import fake_cupy
 import numpy as np
 import pytest
 import textbook
+from array_slots import array_slots
 from optimizers_by_hooks import ByHooks, RuleByHooks
 
 import gpuopt
@@ -87,7 +88,7 @@ def numbers_of(optimizer: Any, variables: dict[str, Variable]) -> dict[str, Any]
     return {
         name: [
             variable.numpy(),
-            *(optimizer.get_slot(variable, slot).numpy() for slot in optimizer.get_slot_names()),
+            *(optimizer.get_slot(variable, slot).numpy() for slot in array_slots(optimizer)),
         ]
         for name, variable in variables.items()
     }

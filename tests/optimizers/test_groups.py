@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import textbook
+from array_slots import array_slots
 from every_optimizer import (
     ARGUMENTS,
     CONFIGURATIONS,
@@ -74,7 +75,7 @@ def made(name: str, arguments: dict[str, Any], groups: Any) -> Any:
 
 
 def state_of(optimizer: Any, variables: list[Variable]) -> list[np.ndarray]:
-    names = optimizer.get_slot_names()
+    names = array_slots(optimizer)
     return [
         array.numpy()
         for variable in variables

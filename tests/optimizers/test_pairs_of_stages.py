@@ -11,6 +11,7 @@ import fake_cupy
 import ml_dtypes
 import numpy as np
 import pytest
+from array_slots import array_slots
 from bound_kernels import compile_together
 from dtypes import DTYPES
 from each_device import variable_on
@@ -276,7 +277,7 @@ def check(stages: Sequence[str], kind: str, dtype: Any, xp: Any = np) -> None:
         largest = max(np.abs(expected[name] - before[name]).max() for name in mine)
         for name, variable in mine.items():
             plain, zero = theirs.plain[name], theirs.zeros[name]
-            plain_slots = {each: plain.get_slot(zero, each) for each in plain.get_slot_names()}
+            plain_slots = {each: plain.get_slot(zero, each) for each in array_slots(plain)}
             new = [expected[name], *(each.numpy() for each in plain_slots.values())]
             stored = new[0].astype(dtype)
             if "remainders" in stages:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from array_slots import array_slots
 from each_device import variable_on
 from every_optimizer import configurations, make
 from restored_runs import Run, check_a_restored_run
@@ -67,7 +68,7 @@ def gradients(xp: Any, kind: str, dtype: Any, rows: Any) -> list[Any]:
 
 
 def written(optimizer: Any, variable: Variable) -> list[np.ndarray[Any, Any]]:
-    slots = [optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()]
+    slots = [optimizer.get_slot(variable, name) for name in array_slots(optimizer)]
     return [each.numpy() for each in (variable, *slots)]
 
 

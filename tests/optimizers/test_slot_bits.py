@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from array_slots import array_slots
 from dtypes import DTYPES_BY_NAME
 
 import gpuopt
@@ -64,7 +65,7 @@ class ByHand:
     def apply_gradients(self, pairs: Any) -> None:
         self.optimizer.apply_gradients(pairs)
         for _, variable in pairs:
-            for name in self.optimizer.get_slot_names():
+            for name in array_slots(self.optimizer):
                 slot = self.optimizer.get_slot(variable, name)
                 coding = self._of_squares if name == "v" else Coding.SIGNED
                 by_rows = self._tables and variable.ndim > 1
@@ -178,7 +179,7 @@ def test_a_step_is_that_of_float32_slots_which_are_rounded_after_it(
             np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=tolerance)
             # What follows is compared from the same numbers.
             one.assign(other.numpy())
-            for slot_name in ours.get_slot_names():
+            for slot_name in array_slots(ours):
                 slot, stored = ours.get_slot(one, slot_name), theirs.stored[other.name, slot_name]
                 np.testing.assert_allclose(slot.scales.numpy(), stored.scales, rtol=1e-6)
                 slot.codes.assign(stored.codes)

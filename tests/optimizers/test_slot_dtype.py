@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from array_slots import array_slots
 from each_device import variable_on
 from every_optimizer import configurations, make
 from stages import STAGES
@@ -73,7 +74,7 @@ def gradients(xp: Any, step: int, dtype: Any, like: Any) -> list[Any]:
 
 def rounded_slots(exact: Any, variable: Variable, at_random: bool, step: int) -> None:
     """Rounds the slots of a float32 variable, as a step with slots in bfloat16 does."""
-    slots = [exact.get_slot(variable, name) for name in exact.get_slot_names()]
+    slots = [exact.get_slot(variable, name) for name in array_slots(exact)]
     arrays = [each.numpy().reshape(-1) for each in (variable, *slots)]
     new = [each.astype(BFLOAT16) for each in arrays]
     if at_random:
@@ -104,7 +105,7 @@ def check(stage: str, kind: str, xp: Any = np) -> None:
             got, expected = values.numpy().astype(np.float32), v.numpy()
             np.testing.assert_allclose(got, expected, rtol=4 * eps, atol=16 * eps)
             rounded_slots(exact, v, not is_nearest, step)
-            for name in exact.get_slot_names():
+            for name in array_slots(exact):
                 slot, other = optimizer.get_slot(w, name), exact.get_slot(v, name)
                 assert slot.dtype == BFLOAT16
                 a, b = slot.numpy().astype(np.float32), other.numpy()

@@ -10,6 +10,7 @@ import fake_cupy
 import ml_dtypes
 import numpy as np
 import pytest
+from array_slots import array_slots
 from each_device import variable_on
 from emulator.emulator import EmulatorLauncher
 from gpu_streams import new_stream, uploaded
@@ -69,7 +70,7 @@ class Run:
         slots = [
             self.inner.get_slot(variable, name)
             for variable in self.variables
-            for name in self.inner.get_slot_names()
+            for name in array_slots(self.inner)
         ]
         arrays = [*self.variables, *(slot for slot in slots if slot is not None)]
         return [each.numpy().astype(np.float64) for each in arrays]

@@ -75,11 +75,14 @@ def test_defaults_of_an_optimizer_of_tensorflows_are_tensorflows(name: str, peer
 
 def test_what_is_kept_and_written_is_counted_by_parameters_and_rows() -> None:
     found = measured.Measured(
-        {"m": (24, 4), "v": (6, 4)}, ("step",), {"": (1, 4), "m": (1, 4), "v": (0, 1, 2, 3, 4, 5)}
+        {"m": (24, 4), "v": (6, 4)},
+        ("step",),
+        (),
+        {"": (1, 4), "m": (1, 4), "v": (0, 1, 2, 3, 4, 5)},
     )
     assert measured.bytes_of_state(found) == "4 and 4 a row"
     assert measured.reach(found) == "the gradient's rows of `w`, `m`; every row of `v`"
-    nothing = measured.Measured({}, (), {"": (1, 4)})
+    nothing = measured.Measured({}, (), (), {"": (1, 4)})
     assert measured.bytes_of_state(nothing) == "0"
     assert measured.reach(nothing) == "the gradient's rows"
 

@@ -226,3 +226,22 @@ def test_variables_of_a_state_are_given_by_name() -> None:
     for call in (optimizer.state_dict, partial(optimizer.load_state_dict, state)):
         with pytest.raises(TypeError, match=r"variables must be a mapping .* got list"):
             call([weights])
+
+
+def test_a_state_of_after_a_refused_first_step_is_one_of_before_all_steps() -> None:
+    rates = iter([ValueError("no rate yet"), 0.5])
+
+    def rate() -> float:
+        found = next(rates)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    w, gradient = Variable(np.ones(3), name="w"), np.ones(3)
+    optimizer = gpuopt.MomentumOptimizer(rate, 0.9)
+    with pytest.raises(ValueError, match="no rate yet"):
+        optimizer.apply_gradients([(gradient, w)])
+    state = optimizer.state_dict({"w": w})
+    optimizer.apply_gradients([(gradient, w)])
+    optimizer.load_state_dict(state, {"w": w})
+    assert optimizer.get_slot(w, "momentum") is None

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from array_slots import array_slots
 from every_optimizer import configurations, make, own_step
 
 import gpuopt
@@ -43,20 +44,30 @@ def test_a_new_row_is_updated_as_a_new_variable(
             [(given, table), *zip(of_rows, singles, strict=True)], global_step=step
         )
 
+    def new_single(row: Any, name: str) -> Variable:
+        """A variable that has made as many steps as the table has, where each has a count."""
+        single = Variable(row, name=name)
+        if optimizer.own_counts:
+            state: Any = optimizer.state_dict({"w": singles[0]})
+            for slot in array_slots(optimizer):  # they start at 0
+                state["slots"][slot]["w"] = np.zeros_like(state["slots"][slot]["w"])
+            optimizer.load_state_dict(state, {"w": single})
+        return single
+
     train()
     train([1, 3])
     added = rng.uniform(0.5, 2, (2, 3)).astype(dtype)
     gpuopt.rows(table).append(added)
-    singles += [Variable(row[None], name="added") for row in added]
+    singles += [new_single(row[None], "added") for row in added]
     train()
     train([0, 5])
     gpuopt.rows(table).keep([5, 0, 3])
     singles = [singles[row] for row in (5, 0, 3)]
     gpuopt.rows(table).reset([1], added[:1])
-    singles[1] = Variable(added[:1], name="reset")
+    singles[1] = new_single(added[:1], "reset")
     train([1, 2])
     train()
-    for array in ("the variable", *optimizer.get_slot_names()):
+    for array in ("the variable", *array_slots(optimizer)):
         every = [
             each.numpy() if array == "the variable" else optimizer.get_slot(each, array).numpy()
             for each in (table, *singles)

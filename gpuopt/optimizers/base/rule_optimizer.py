@@ -36,11 +36,13 @@ from gpuopt.optimizers.base.declared import (
 from gpuopt.optimizers.base.groups import Groups
 from gpuopt.optimizers.base.hyperparameters import Hyperparameters, checked_hyperparameter
 from gpuopt.optimizers.base.numbers_by_count import unknown_hyperparameter
+from gpuopt.optimizers.base.own_counts import scalars_by_count
 from gpuopt.optimizers.base.slot_options import slot_codecs_of
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.staged import staged
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.counts import STEP, StepCount, create_counts
 from gpuopt.state.slot_codecs import MASTER, has_master
 from gpuopt.state.slots import create_master, create_slots
 from gpuopt.state.state import Range
@@ -66,6 +68,9 @@ from gpuopt.variables.variable import NewRows, Variable
 _LARGEST_SCALE = float(np.finfo(np.float32).max)
 
 WEIGHT_DECAY = "weight_decay"
+
+# More than `_variant_of` returns.
+_MOST_VARIANTS = 16
 
 Result = TypeVar("Result")
 Scalars = Mapping[str, "np.floating[Any]"]
@@ -321,7 +326,7 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
         return starts.get(slot_name)
 
     def _all_slot_names(self) -> list[str]:
-        return self.options.codecs.array_names(self._slot_starts())
+        return [*self.options.codecs.array_names(self._slot_starts()), *self.own_counts]
 
     def _row_slot_names(self) -> Sequence[str]:
         return self.rule.row_slots
@@ -391,6 +396,8 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
         for option in self.options.stages:
             first = min(var_list, key=attrgetter("name"))
             option.create_counter(self.state, first.device)
+        if self.own_counts:
+            create_counts(self.state, var_list, self)
 
     def _prepare(self) -> None:
         given = self.hyperparameters.fixed or self.hyperparameters.evaluate()
@@ -431,6 +438,17 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
             )
         return self._grouping.number_of(variable) + (1 + len(self.groups)) * variant
 
+    def _number_of_scalars(self, variable: Variable, listed: Listed = None) -> int:
+        """Returns the number of the scalars that a variable has in a call.
+
+        It is that of `_group_of_scalars`; a variable with a count of its own has a larger number.
+        """
+        number = self._group_of_scalars(variable, listed)
+        count = self.state.slot(variable, STEP) if self.own_counts else None
+        if isinstance(count, StepCount):
+            number += (1 + len(self.groups)) * _MOST_VARIANTS * count.number
+        return number
+
     def _variant_of(self, variable: Variable, listed: Listed = None) -> int:
         """Returns 0 for a variable with its group's own scalars, 1 for one that does not decay."""
         return int(not self._decays(variable, listed))
@@ -443,19 +461,20 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
         return {**scalars, WEIGHT_DECAY: scalars[WEIGHT_DECAY].dtype.type(0)}
 
     def _scalars_of_groups(
-        self, every: Sequence[Scalars], numbers: Sequence[int], is_sparse: bool
+        self, every: Any, numbers: Sequence[int], is_sparse: bool
     ) -> list[Scalars]:
-        """Returns the scalars of groups, by the numbers that `_group_of_scalars` returns.
+        """Returns scalars by the numbers that `_number_of_scalars` returns.
 
         Args:
-            every: Those of the parameter groups.
+            every: Those of the parameter groups; or of counts, by the counts' numbers.
             numbers: See above.
             is_sparse: Whether they are for sparse gradients.
         """
-        num_groups, found = len(every), []
+        num_groups, found = 1 + len(self.groups), []
         for number in numbers:
-            variant, group = divmod(number, num_groups)
-            scalars = every[group]
+            number, group = divmod(number, num_groups)
+            count, variant = divmod(number, _MOST_VARIANTS)
+            scalars = every[count if self.own_counts else group]
             if is_sparse:
                 scalars = self._in_group(group, partial(self._sparse_scalars, scalars))
             found.append(self._scalars_of_variant(variant, scalars) if variant else scalars)
@@ -483,9 +502,11 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
 
     def _apply_dense(self, grad: Any, var: Variable) -> None:
         """Updates one variable, for a hook, with the hyperparameters that `_prepare` evaluated."""
+        counted = self.this_thread.counted
         updates = RuleUpdates(self, StepRequest([(grad, var)], decaying=self.this_thread.decaying))
         updates.create_slots()
         updates.fix_scalars()
+        self.this_thread.counted = counted  # of all variables of the step
         updates.check()
         if updates.clips is not None:
             updates.measure()
@@ -527,7 +548,9 @@ class RuleOptimizer(CopiedByHyperparameters, Optimizer):
         """
         return self.rule, b""
 
-    def _scalars_for(self, real: type[np.floating[Any]]) -> Sequence[Scalars]:
+    def _scalars_for(self, real: type[np.floating[Any]]) -> Any:
+        if self.own_counts:
+            return scalars_by_count(self, real)
         fixed = self.this_thread.scalars
         if real not in fixed:
             scalars = [ignore_fp_warnings(self._scalars, real)]

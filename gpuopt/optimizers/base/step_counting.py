@@ -9,6 +9,8 @@ import numpy as np
 
 from gpuopt.device import Device
 from gpuopt.optimizers.base.all_digits import AllDigitsOptimizer
+from gpuopt.optimizers.base.own_counts import in_count
+from gpuopt.state.counts import RANGE_OF_STEP
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range
 from gpuopt.step.hooks import undoable
@@ -23,20 +25,27 @@ class StepCountingOptimizer(AllDigitsOptimizer):
 
     Attributes:
         counters: Numbers of float64 that change with the steps, and what they start with. `step` is
-            the number of steps so far, of all variables; of the others, each group has its own.
+            the number of steps so far, of all variables; of the others, each group has its own. An
+            optimizer with `own_counts` has these instead, of the same names.
     """
 
     _unlisted = frozenset(["counters"])
     counters: ClassVar[Mapping[str, float]] = {"step": 0.0}
 
     def _all_non_slot_names(self) -> list[str]:
-        return list(self.counters)
+        return [] if self.own_counts else list(self.counters)
+
+    def _names_left_out(self) -> Sequence[str]:
+        return list(self.counters) if self.own_counts else ()
 
     def _non_slot_names_of_groups(self) -> list[str]:
+        if self.own_counts:
+            return []
         return [_name_in(each.group_name, name) for each in self.groups for name in self._of_groups]
 
     def _state_ranges(self) -> Mapping[str, Range]:
-        of_counters = {**self._counter_ranges(), "step": Range(0.0, _MOST_STEPS, np.float64)}
+        step = RANGE_OF_STEP if self.own_counts else Range(0.0, _MOST_STEPS, np.float64)
+        of_counters = {**self._counter_ranges(), "step": step}
         of_groups = {
             _name_in(each.group_name, name): of_counters[name]
             for each in self.groups
@@ -53,7 +62,21 @@ class StepCountingOptimizer(AllDigitsOptimizer):
         """The names of the counters that each group has."""
         return [name for name in self.counters if name != "step"]
 
+    def _counts_of_all(
+        self, numbers: Mapping[str, Any], name: str, variable: Variable | None
+    ) -> Mapping[str, Any]:
+        of_group = None
+        for number, given in enumerate(self.groups, 1):
+            is_in = variable is not None and self._grouping.number_of(variable) == number
+            of_group = given.group_name if is_in else of_group
+        names = [(each, _name_in(of_group, each)) for each in self.own_counts]
+        found = {each: numbers.get(own, numbers.get(each)) for each, own in names}
+        return {each: value for each, value in found.items() if value is not None}
+
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
+        if self.own_counts:
+            super()._create_slots(var_list)
+            return
         first = min(var_list, key=lambda variable: variable.name)
         for name, value in self.counters.items():
             self._create_counter(name, value, first.device)
@@ -69,6 +92,8 @@ class StepCountingOptimizer(AllDigitsOptimizer):
 
     def _counter(self, name: str) -> HostScalar:
         """Returns a counter of the group whose hyperparameters `_hyper` returns."""
+        if self.this_thread.count is not None:
+            return self.this_thread.count.all()[name]
         number = self.this_thread.group
         if number and name in self._of_groups:
             name = _name_in(self.groups[number - 1].group_name, name)
@@ -105,6 +130,12 @@ class StepCountingOptimizer(AllDigitsOptimizer):
 
     @undoable
     def _finish(self, update_ops: list[Any], name_scope: str) -> None:
+        if self.own_counts:
+            for count in self.this_thread.counted:
+                if count.beside:
+                    in_count(self, count, self._count_in_group)
+                count.add(1)
+            return
         if self._of_groups:
             for number in range(1 + len(self.groups)):
                 self._in_group(number, self._count_in_group)

@@ -115,7 +115,7 @@ class Trainer:
                 gradient = factor * gradient
             self.model.update(each.label, each.expected, gradient, rate)
         self.model.epsilon = usual
-        self.model.finish()
+        self.model.finish([])
         for name, by_label in self.model.slots.items():
             for label, slot in by_label.items():
                 known = self.largest.get((name, label), 0.0)

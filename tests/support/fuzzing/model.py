@@ -69,8 +69,8 @@ class NaiveOptimizer:
     def rule(self, w: np.ndarray, g: np.ndarray, *slots: np.ndarray, rate: float) -> None:
         raise NotImplementedError
 
-    def finish(self) -> None:
-        """What follows the updates of a step."""
+    def finish(self, labels: Sequence[str]) -> None:
+        """What follows the updates of a step, which was made of these arrays."""
 
     def state(self) -> Any:
         """A copy, to be loaded later."""
@@ -162,7 +162,7 @@ class Adam(NaiveOptimizer):
         v[...] = beta2 * v + (1 - beta2) * g**2
         w -= rate * np.sqrt(1 - power2) / (1 - power1) * m / (np.sqrt(v) + self.epsilon)
 
-    def finish(self) -> None:
+    def finish(self, labels: Sequence[str]) -> None:
         for name, beta in zip(self.other_names, self.betas, strict=True):
             # In float32 for arrays of any type, as in TensorFlow.
             self.others[name] = float(np.float32(self.others[name] * beta))
@@ -170,6 +170,37 @@ class Adam(NaiveOptimizer):
 
 class LazyAdam(Adam):
     moves_all_rows = False
+
+
+class CountedAdam(NaiveOptimizer):
+    """`LazyAdam` whose arrays each have their own count of steps."""
+
+    initial: ClassVar[dict[str, float]] = {"m": 0.0, "v": 0.0, "step": 0.0}
+
+    def make_slots(self, label: str, w: np.ndarray) -> None:
+        super().make_slots(label, w)
+        self.slots["step"][label] = self.slots["step"][label].reshape(-1)[:1].reshape(())
+
+    def update(self, label: str, w: np.ndarray, gradient: Any, rate: float) -> None:
+        averages, steps = {name: self.slots[name] for name in "mv"}, self.slots["step"]
+        corrections = [1 - beta ** (float(steps[label]) + 1) for beta in Adam.betas]
+        rate *= np.sqrt(corrections[1]) / corrections[0]
+        every, self.slots = self.slots, averages  # the base class takes those of the array's shape
+        try:
+            super().update(label, w, gradient, rate)
+        finally:
+            self.slots = every
+
+    def rule(self, w: np.ndarray, g: np.ndarray, *slots: np.ndarray, rate: float) -> None:
+        m, v = slots
+        beta1, beta2 = Adam.betas
+        m[...] = beta1 * m + (1 - beta1) * g
+        v[...] = beta2 * v + (1 - beta2) * g**2
+        w -= rate * m / (np.sqrt(v) + Adam.epsilon)
+
+    def finish(self, labels: Sequence[str]) -> None:
+        for label in labels:
+            self.slots["step"][label] += 1
 
 
 class NaivePair(NamedTuple):
@@ -211,4 +242,4 @@ def step(
     for pair in pairs:
         if pair.constrain is not None:
             pair.constrain(pair.w)
-    optimizer.finish()
+    optimizer.finish([pair.label for pair in pairs])

@@ -48,6 +48,11 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "Momentum": lambda step, **more: gpuopt.MomentumOptimizer(decays(step), 0.7, **more),
     "clipped": lambda step, **more: gpuopt.AdamOptimizer(0.1, 0.6, 0.7, clip_norm=0.5, **more),
     "TorchNAdam": lambda step, **more: gpuopt.TorchNAdamOptimizer(0.1, 0.7, 0.8, **more),
+    "TorchAdamW": lambda step, **more: gpuopt.TorchAdamWOptimizer(decays(step), 0.7, 0.8, **more),
+    "RAdam": lambda step, **more: gpuopt.RAdamOptimizer(decays(step), 0.7, 0.8, **more),
+    "counts of variables": lambda step, **more: gpuopt.LazyAdamOptimizer(
+        decays(step), 0.7, 0.8, count="variable", **more
+    ),
     "schedule-free": lambda step, **more: gpuopt.ScheduleFreeSGDOptimizer(grows(step), 0.7, **more),
 }
 # Where a call fails, and whether that is after the call there.

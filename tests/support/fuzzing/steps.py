@@ -122,7 +122,7 @@ def slot(world: World, place: Place, _: list[Gradient]) -> Gradient:
         for trainer in world.trainers
         for name, by_label in trainer.model.slots.items()
         for owner in world.places
-        if owner.label in by_label
+        if owner.label in by_label and name != "step"
     ]
     if not found:
         return new(world, place, _)

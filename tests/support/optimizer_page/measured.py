@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from array_slots import array_slots
 from optimizer_page.exports import make
 
 import gpuopt
@@ -21,12 +22,14 @@ class Measured(NamedTuple):
     Attributes:
         slots: The number of elements of each slot, and the bytes of an element.
         others: The names of the variables that all variables share.
+        counts: The names of slots that count the variable's steps.
         written: The rows that a sparse step writes, by the slot's name; of the variable, by "".
         num_parameters, num_rows: Of the variable.
     """
 
     slots: Mapping[str, tuple[int, int]]
     others: tuple[str, ...]
+    counts: tuple[str, ...]
     written: Mapping[str, tuple[int, ...]]
     num_parameters: int = _SHAPE[0] * _SHAPE[1]
     num_rows: int = _SHAPE[0]
@@ -46,16 +49,18 @@ def measure(optimizer: type[RuleOptimizer], settings: Mapping[str, Any]) -> Meas
     for _ in range(3):
         gradient = rng.normal(size=_SHAPE).astype(np.float32)
         made.apply_gradients([(gradient, variable)], global_step=step)
-    slots = {name: made.get_slot(variable, name) for name in made.get_slot_names()}
+    slots = {name: made.get_slot(variable, name) for name in array_slots(made)}
     arrays = {"": variable, **slots}
     before = {name: array.numpy().copy() for name, array in arrays.items()}
     rows = rng.normal(size=(len(_NAMED), *_SHAPE[1:])).astype(np.float32)
     gradient = gpuopt.IndexedSlices(rows, _NAMED)
     made.apply_gradients([(gradient, variable)], global_step=step)
-    of_variable = {id(slot) for slot in slots.values()}
+    counts = [made.state.slot(variable, name) for name in made.own_counts]
+    of_variable = {id(slot) for slot in (*slots.values(), *counts)}
     return Measured(
         {name: (slot.size, slot.dtype.itemsize) for name, slot in slots.items()},
         tuple(each.name for each in made.variables() if id(each) not in of_variable),
+        tuple(made.own_counts),
         {name: _changed_rows(before[name], array.numpy()) for name, array in arrays.items()},
     )
 

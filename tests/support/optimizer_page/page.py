@@ -108,6 +108,8 @@ def page_of(optimizer: type[RuleOptimizer], command: str) -> str:
     kept = [f"{state(optimizer)} bytes for each float32 parameter"]
     kept += [f"in the slots {listed(list(map(code_cell, found.slots)))}"] if found.slots else []
     kept += [f"and {listed(list(map(code_cell, found.others)))} once"] if found.others else []
+    if found.counts:
+        kept += [f"and {listed(list(map(code_cell, found.counts)))} once for each variable"]
     parts = [
         f"# {optimizer.__name__}",
         f"<!-- `{command}` writes this page. -->",
