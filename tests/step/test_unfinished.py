@@ -18,6 +18,7 @@ import autograd.extend
 import ml_dtypes
 import numpy as np
 import pytest
+from array_slots import array_slots
 from failing_launch import failing_launch
 from interrupt_at import Interrupt, InterruptAt
 
@@ -60,7 +61,7 @@ class Training:
         """Returns the values that a step changes, without counting any."""
         values = dict(self.named)
         for own, variable in self.named.items():
-            for name in self.optimizer.get_slot_names():
+            for name in array_slots(self.optimizer):
                 slot = self.optimizer.get_slot(variable, name)
                 if slot is not None:
                     values[f"{own}/{name}"] = slot
@@ -76,11 +77,14 @@ class Training:
         return [getattr(each, "moving", each) for each in found if each is not None]
 
     def numbers(self) -> dict[str, float]:
-        own = self.optimizer.owner_of_state.state.others()
-        found = {name: float(each.numpy()) for name, each in own.items()}
+        others = self.optimizer.owner_of_state.state.others()
+        found = {name: float(each.numpy()) for name, each in others.items()}
         if isinstance(self.optimizer, gpuopt.LossScaleOptimizer):
             manager: Any = self.optimizer.manager
             found |= {name: float(each.numpy()) for name, each in manager.variables.items()}
+        for own, variable in self.named.items():
+            count = self.optimizer.get_slot(variable, "step")
+            found |= {} if count is None else {f"{own}/step": float(count.numpy())}
         return found | {"global step": float(self.step.numpy())}
 
 
