@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import gpuopt
-from gpuopt import Variable, optimizer_from_torch, optimizer_to_torch
+from gpuopt import IndexedSlices, Variable, optimizer_from_torch, optimizer_to_torch
 
 pytestmark = pytest.mark.value
 
@@ -378,6 +379,51 @@ def test_parameters_at_different_steps_go_on_from_them_in_both_directions(
     parameters, theirs = again, exported
     for used in ([3, 0], [1, 3], [2]):
         step(used, ours, variables)
+    for variable, parameter in zip(variables, parameters, strict=True):
+        expected = parameter.detach().numpy()
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, atol=1e-6)
+
+
+# torch's optimizers that count the steps of each parameter, and what is ours.
+OF_PARTS: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
+    "AdamW": ({}, lambda: gpuopt.TorchAdamWOptimizer(0.1)),
+    "NAdam": ({}, lambda: gpuopt.TorchNAdamOptimizer(0.1)),
+    "RAdam": ({}, lambda: gpuopt.RAdamOptimizer(0.1)),
+    "Adam": ({"amsgrad": True}, lambda: gpuopt.AMSGradOptimizer(0.1)),
+    "Adagrad": ({"lr_decay": 0.5}, lambda: gpuopt.TorchAdagradOptimizer(0.1, 0.5)),
+    "SGD": (
+        {"momentum": 0.9, "dampening": 0.5},
+        lambda: gpuopt.TorchSGDOptimizer(0.1, 0.9, 0.5),
+    ),
+    "SparseAdam": ({}, lambda: gpuopt.LazyAdamOptimizer(np.float64(0.1), count="variable")),
+}
+
+
+@pytest.mark.parametrize("kind", OF_PARTS)
+@pytest.mark.parametrize("together", [True, False], ids=["one call", "a call for each"])
+def test_parameters_that_join_pause_and_leave_move_as_in_torch(kind: str, together: bool) -> None:
+    settings, make = OF_PARTS[kind]
+    rng, ours = np.random.default_rng(5), make()
+    starts = [rng.normal(size=(4, 2)).astype(np.float32) for _ in range(4)]
+    variables = [Variable(start) for start in starts]
+    parameters = [torch.nn.Parameter(torch.tensor(start)) for start in starts]
+    theirs = getattr(torch.optim, kind)(parameters, lr=0.1, **settings)
+    for step in range(20):
+        used = [0, *([1] if step % 3 else []), *([2] if step > 5 else []), *([3] * (step < 9))]
+        pairs: list[Any] = []
+        for at, parameter in enumerate(parameters):
+            gradient = rng.normal(size=(4, 2)).astype(np.float32)
+            gradient[[0, step % 3 + 1]] = 0
+            parameter.grad = torch.tensor(gradient) if at in used else None
+            if kind == "SparseAdam" and at in used:
+                parameter.grad = parameter.grad.to_sparse(1)
+                rows = parameter.grad.indices()[0].numpy()
+                pairs.append((IndexedSlices(gradient[rows], rows), variables[at]))
+            elif at in used:
+                pairs.append((gradient, variables[at]))
+        theirs.step()
+        for given in [pairs] if together else [[pair] for pair in pairs]:
+            ours.apply_gradients(given)
     for variable, parameter in zip(variables, parameters, strict=True):
         expected = parameter.detach().numpy()
         np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, atol=1e-6)

@@ -100,52 +100,6 @@ def test_variables_that_join_pause_and_leave_take_the_textbooks_steps(
         assert count(optimizer, variable) == len(history)
 
 
-# torch's optimizers, and what is ours.
-OF_TORCH: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
-    "AdamW": ({}, lambda: gpuopt.TorchAdamWOptimizer(0.1)),
-    "NAdam": ({}, lambda: gpuopt.TorchNAdamOptimizer(0.1)),
-    "RAdam": ({}, lambda: gpuopt.RAdamOptimizer(0.1)),
-    "Adam": ({"amsgrad": True}, lambda: gpuopt.AMSGradOptimizer(0.1)),
-    "Adagrad": ({"lr_decay": 0.5}, lambda: gpuopt.TorchAdagradOptimizer(0.1, 0.5)),
-    "SGD": (
-        {"momentum": 0.9, "dampening": 0.5},
-        lambda: gpuopt.TorchSGDOptimizer(0.1, 0.9, 0.5),
-    ),
-    "SparseAdam": ({}, lambda: gpuopt.LazyAdamOptimizer(np.float64(0.1), count="variable")),
-}
-
-
-@pytest.mark.parametrize("kind", OF_TORCH)
-@pytest.mark.parametrize("together", [True, False], ids=["one call", "a call for each"])
-def test_parameters_that_join_pause_and_leave_move_as_in_torch(kind: str, together: bool) -> None:
-    torch: Any = pytest.importorskip("torch", reason="torch is not installed")
-    settings, make = OF_TORCH[kind]
-    rng, ours = np.random.default_rng(5), make()
-    starts = [rng.normal(size=(4, 2)).astype(np.float32) for _ in range(4)]
-    variables = [Variable(start) for start in starts]
-    parameters = [torch.nn.Parameter(torch.tensor(start)) for start in starts]
-    theirs = getattr(torch.optim, kind)(parameters, lr=0.1, **settings)
-    for step in range(20):
-        used = [0, *([1] if step % 3 else []), *([2] if step > 5 else []), *([3] * (step < 9))]
-        pairs: list[Any] = []
-        for at, parameter in enumerate(parameters):
-            gradient = rng.normal(size=(4, 2)).astype(np.float32)
-            gradient[[0, step % 3 + 1]] = 0
-            parameter.grad = torch.tensor(gradient) if at in used else None
-            if kind == "SparseAdam" and at in used:
-                parameter.grad = parameter.grad.to_sparse(1)
-                rows = parameter.grad.indices()[0].numpy()
-                pairs.append((IndexedSlices(gradient[rows], rows), variables[at]))
-            elif at in used:
-                pairs.append((gradient, variables[at]))
-        theirs.step()
-        for given in [pairs] if together else [[pair] for pair in pairs]:
-            ours.apply_gradients(given)
-    for variable, parameter in zip(variables, parameters, strict=True):
-        expected = parameter.detach().numpy()
-        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, atol=1e-6)
-
-
 @every_form
 def test_the_same_on_each_device_beside_a_table(form: str, device: str) -> None:
     make, expected = FORMS[form]
@@ -245,6 +199,7 @@ def slow_gpu(emulated_gpus: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.internal
+@pytest.mark.emulator
 def test_a_refused_call_is_undone_before_its_count_is_divided(slow_gpu: str) -> None:
     table, w = (Variable(np.ones((3, 2), np.float32), device=slow_gpu) for _ in range(2))
     g = np.ones((3, 2), np.float32)
@@ -265,6 +220,7 @@ def test_a_refused_call_is_undone_before_its_count_is_divided(slow_gpu: str) -> 
 
 
 @pytest.mark.internal
+@pytest.mark.emulator
 def test_a_count_that_an_error_left_whole_is_divided_by_the_next_call(slow_gpu: str) -> None:
     """The variables of the call that raises are known as a group: its plan is made at once."""
     table, v, w = (Variable(np.ones((3, 2), np.float32), device=slow_gpu) for _ in range(3))
