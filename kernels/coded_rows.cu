@@ -42,10 +42,15 @@ __global__ void update_other_coded_rows(const __grid_constant__ CodedArraysOf<Pr
   const long long per_row = blocks_of_row<Program>(row_width);
   const long long num_blocks = size / row_width * per_row;
   for (long long block = lanes.group; block < num_blocks; block += lanes.num_groups) {
-    const long long row = per_row == 1 ? block : block / per_row;
+    long long row = block;
+    long long number = 0;  // in the row
+    if (per_row != 1) {
+      row = block / per_row;
+      number = block % per_row;
+    }
     if (touched[word_of(row)] & bit_of(row)) continue;
-    const LanePart part(Program::per_block, block, row * row_width,
-                        (block - row * per_row) * Program::per_block, row_width, lanes);
+    const LanePart part(Program::per_block, block, row * row_width, number * Program::per_block,
+                        row_width, lanes);
     const bool is_packed = part.is_packed() && has_packs;
     CodedState<Program> state(target, is_packed, part);
     const float zero[lane_codes] = {};

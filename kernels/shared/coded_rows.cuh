@@ -49,11 +49,15 @@ __device__ __forceinline__ void update_rows_of_codes(
   const long long at_once = Behind::goes_by_rows ? per_row : 1;
   const long long per_run = Behind::goes_by_rows ? 1 : per_row;
   for (long long i = lanes.group; i < rows.num_rows * per_run; i += lanes.num_groups) {
-    const long long begin = per_run == 1 ? i : i / per_run;
+    long long begin = i;
+    long long first = 0;
+    if (per_run != 1) {
+      begin = i / per_run;
+      first = i % per_run;
+    }
     if (!begins_run(rows, begin)) continue;
     const Key key = __ldg(&rows.keys[begin]);
     const long long row = static_cast<long long>(key);
-    const long long first = i - begin * per_run;
     const long long table = tables.count == 1 ? 0 : tables.number_of(key);
     const GradientOf<Program>* grad = tables.values_of<GradientOf<Program>>(table);
     const auto missed = behind.row(table, row);
