@@ -309,7 +309,7 @@ class _Tape:
         name = ufunc.__name__
         is_known = name in UFUNCS
         if not is_known and self._is_emitted:
-            self.refuse(f"np.{name}")
+            self.refuse(_name_with_advice("np", name))
         given = [self._kind(x) for x in inputs]
         try:
             *dtypes, result = ufunc.resolve_dtypes((*given, None))
@@ -434,10 +434,11 @@ class _Tape:
 
 _SUMS = frozenset({"average", "dot", "inner", "mean", "norm", "sum", "vdot"})
 _USE_SUMS = ": for a sum over a variable, give update_rule `sums` and `terms`"
+_USE_OTHERS = ': the guide "Your own rule" lists the functions that it can call'
 
 
 def _name_with_advice(owner: str, name: str) -> str:
-    return f"{owner}.{name}" + (_USE_SUMS if name in _SUMS else "")
+    return f"{owner}.{name}" + (_USE_SUMS if name in _SUMS else _USE_OTHERS)
 
 
 def _have_same_operation(yes: Node, no: Node) -> bool:

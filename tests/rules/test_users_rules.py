@@ -558,7 +558,7 @@ def indexes(grad: Any) -> Any:
 @pytest.mark.parametrize(
     ("compute", "words"),
     [
-        (sums, r"np\.cumsum$"),
+        (sums, r"np\.cumsum: the guide"),
         (reduces, r"np\.add\.reduce, .*: for a sum .* give update_rule `sums` and `terms`"),
         (decides, r"an `if` on an array's values: use np\.where"),
         (masks, r"np\.add with where="),
