@@ -56,7 +56,7 @@ class StageOption(ABC):
         """Returns the value that a checkpoint shows to its reader."""
 
     def joins(self, dtype: np.dtype[Any]) -> bool:
-        """Whether updates of variables of a type have the stage."""
+        """Whether updates of variables of a type have the stage: of all types if it has slots."""
         return True
 
     @abstractmethod
