@@ -46,6 +46,16 @@ STEPS = {
     "dense_adam_gpt2_three_sets": _Timed(Step(shapes=_GPT2, num_sets=3), 150, 216),
     "dense_adam_10000x64": _Timed(Step(shapes=[(64,)] * 10_000), 1500, 2900),
     "sparse_adagrad_64k_rows": _Timed(Step(["adagrad"], [_TABLE], rows=_ROWS), 120, 402),
+    "all_features": _Timed(
+        Step(
+            ["lazy", "clip_norm", "averages", "groups", "growing_scale"],
+            [(1000, 8)],
+            rows=3,
+            dense_shapes=[(64,)],
+        ),
+        700,
+        1400,
+    ),
     "sparse_adagrad_26_tables": _Timed(Step(["adagrad"], [_TABLE] * 26, rows=_ROWS), 600, 9400),
 }
 

@@ -37,6 +37,8 @@ _SAMPLES, _SAMPLE_S = 7, 0.07
 _NUM_GROUPS = 40
 # Stages of variables in bfloat16.
 _OF_BFLOAT16 = {"bfloat16", "masters", "remainders", "rounding"}
+# Stages that have a GPU decide whether a step is made.
+_DECIDED = {"loss_scale", "growing_scale", "on_nonfinite"}
 # By their names in those of programs, of which one is part of another.
 _BYTES = {"nv_bfloat16": 2, "float": 4, "Split": 2}
 _SLOTS = {"adam": 2, "lars": 1}
@@ -52,12 +54,14 @@ class Step(NamedTuple):
         shapes: The variables'.
         num_sets: How many sets of gradient arrays the calls use in turn.
         rows: How many rows each gradient has; None for dense gradients.
+        dense_shapes: Those of further variables, whose gradients are dense in any case.
     """
 
     stages: Sequence[str] = ()
     shapes: Sequence[Sequence[int]] = ((1 << 20,),) * 4
     num_sets: int = 1
     rows: int | None = None
+    dense_shapes: Sequence[Sequence[int]] = ()
 
 
 class Counted(NamedTuple):
@@ -209,16 +213,23 @@ def _make_call(step: Step) -> Callable[[], object]:
     scaled = bool(stages & {"loss_scale", "growing_scale"})
     options = {"loss_scale": np.float32(8)} if scaled else {}
     dtype = np.dtype("bfloat16" if stages & _OF_BFLOAT16 else "float32")
-    variables = [gpuopt.Variable(cupy.empty(each, dtype)) for each in step.shapes]
+    # Where kernels run, they are not to read anything.
+    make = cupy.zeros if _DECIDED & stages else cupy.empty
+    shapes = [*step.shapes, *step.dense_shapes]
+    variables = [gpuopt.Variable(make(each, dtype)) for each in shapes]
     optimizer = _make_optimizer(stages, variables)
 
-    def make_gradient(shape: Sequence[int]) -> Any:
-        if step.rows is None:
-            return cupy.empty(shape, dtype)
-        values = cupy.empty((step.rows, *shape[1:]), dtype)
-        return gpuopt.IndexedSlices(values, cupy.empty(step.rows, np.int64))
+    def make_gradient(shape: Sequence[int], is_dense: bool) -> Any:
+        if is_dense or step.rows is None:
+            return make(shape, dtype)
+        values = make((step.rows, *shape[1:]), dtype)
+        return gpuopt.IndexedSlices(values, make(step.rows, np.int64))
 
-    sets = [[(make_gradient(v.shape), v) for v in variables] for _ in range(step.num_sets)]
+    are_dense = [at >= len(step.shapes) for at in range(len(shapes))]
+    sets = [
+        [(make_gradient(v.shape, each), v) for v, each in zip(variables, are_dense, strict=True)]
+        for _ in range(step.num_sets)
+    ]
     turn = 0
 
     def call() -> None:
@@ -282,7 +293,25 @@ def _list_groups(variables: Sequence[Any]) -> list[Any]:
 
 
 def _time_step(step: Step) -> float:
-    """Returns the median of some samples, each of them the mean of several steps."""
+    """Returns the median of some samples, each of them the mean of several steps.
+
+    Where a GPU decides about steps, the kernels run, as the host reads what they decide. The time
+    in calls that launch them is left out.
+    """
+    in_launches = 0.0
+    if _DECIDED.intersection(step.stages):
+        from cupy.cuda import driver as cuda
+
+        launch = cuda.launchKernel
+
+        def launch_timed(*arguments: Any) -> None:
+            nonlocal in_launches
+            started = perf_counter()
+            launch(*arguments)
+            in_launches += perf_counter() - started
+
+        cuda.launchKernel = launch_timed
+        import_module("driver").set_policy("immediate")
     call = _make_call(step)
     for _ in range(_WARM_UP_STEPS):
         call()
@@ -293,10 +322,10 @@ def _time_step(step: Step) -> float:
     steps = max(3, int(_SAMPLE_S / (perf_counter() - started)))
     samples = []
     for _ in range(_SAMPLES):
-        started = perf_counter()
+        in_launches, started = 0.0, perf_counter()
         for _ in range(steps):
             call()
-        samples.append(1e3 * (perf_counter() - started) / steps)
+        samples.append(1e3 * (perf_counter() - started - in_launches) / steps)
     return median(samples)
 
 
