@@ -26,8 +26,7 @@ from gpuopt.state.slots import coded_slot
 from gpuopt.state.state import Description, State
 from gpuopt.state.state_dict import OptimizerState, load_state, read_state
 from gpuopt.step.clips import CLIP_NORM
-from gpuopt.step.device_scaling import DeviceScaling, Key
-from gpuopt.step.finite_gradients import FiniteGradients
+from gpuopt.step.device_scaling import DeviceScaling, FiniteGradients, Key
 from gpuopt.step.hooks import Hooks
 from gpuopt.step.leaves import Leaves, paired
 from gpuopt.step.ledger import Ledger
@@ -391,7 +390,8 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
             key = self._key_on_gpu(request)
             if key is not None:
                 request = request._replace(decides=self._on_gpu)
-            self.ledger.raise_late(wait=key is None)
+            else:
+                self.ledger.raise_late(wait=True)
             self._step_if_finite(request, key)
             return
         step = Step(self, request.global_step, request.name or self._name)

@@ -1,8 +1,8 @@
-"""Steps that a GPU may skip because a gradient is not finite, while the host goes on."""
+"""Steps that are made if their gradients are finite: a GPU decides if it can, or the host."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
 from types import MappingProxyType
 from typing import Any
@@ -13,9 +13,11 @@ from gpuopt.backends.loss_scaling import Decision
 from gpuopt.device import Device
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
 from gpuopt.state.counts import numbers_of
+from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.chain import Chain, Count, DeviceScale, Outcome, with_numbers
 from gpuopt.step.clips import scalings
 from gpuopt.step.ledger import Ledger
+from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.updates import Updates
@@ -129,7 +131,67 @@ class DeviceScaling:
         ledger.settle()
         if updates.fixed_by is not ledger.settled:
             updates.fix_scalars_anew()
+        updates.clip()
         return False
+
+
+class FiniteGradients:
+    """An `Addition`: a GPU decides if it can; else the host decides, and waits for GPUs.
+
+    If norms are computed anyway, the host decides by these: gradients are read once for both.
+    """
+
+    _what_is_added = ""
+    _keeps_new_slots = False
+
+    def __init__(
+        self,
+        on_gpu: DeviceScaling,
+        key: Key | None,
+        makes_step_of: Callable[[str | None], bool],
+        takes_norms: bool,
+    ) -> None:
+        """Prepares the decision about one step.
+
+        Args:
+            on_gpu: The optimizer's.
+            key: See `DeviceScaling.prepare`.
+            makes_step_of: Returns whether the step is made, given the description of a gradient
+                that is not finite, or None.
+            takes_norms: Whether the step computes norms of gradients anyway.
+        """
+        self._on_gpu = on_gpu
+        self._key = key
+        self._makes_step_of = makes_step_of
+        self._takes_norms = takes_norms
+
+    def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
+        # A step that is skipped must not leave new slots, and a GPU cannot remove them.
+        is_on_gpu = self._on_gpu.prepare(
+            self._key, optimizer, updates, 1, can_skip=not updates.created
+        )
+        if self._takes_norms and not is_on_gpu:
+            updates.measure_all()
+        return updates, nothing_to_forget
+
+    def _makes_step(self, updates: Updates) -> bool:
+        if updates.gpu_decides is not None:
+            return True
+        if self._takes_norms:
+            return self._makes_step_of(updates.find_nonfinite())
+        return self._makes_step_of(first_nonfinite(updates.pairs()))
+
+    def _written_beside(self, variables: Sequence[Variable]) -> Iterable[Variable]:
+        return ()
+
+    def _accept_decided(self, is_counted: bool) -> None:
+        self._on_gpu.ledger.bring_up()
+
+    def _before_update(self, updates: Updates, ledger: Ledger) -> None:
+        pass
+
+    def _after_update(self, updates: Updates, ledger: Ledger) -> None:
+        pass
 
 
 class _DecidedStep:

@@ -54,14 +54,14 @@ class Promise(NamedTuple):
     Attributes:
         devices: Those whose flags show whether the call was refused.
         flags: Their flags on their way to the host.
-        described: (name, height, device) of the variables with sparse gradients, by number.
+        described: (identity, height, device) of the variables with sparse gradients, by number.
         outcome: A GPU's decision about the step; None if the host has counted it.
         undo: Undoes what the call has left outside of the devices that have refused it.
     """
 
     devices: Collection[Device]
     flags: dict[Device, FlagRead]
-    described: Mapping[int, tuple[str, int, Device]]
+    described: Mapping[int, tuple[Identity, int, Device]]
     outcome: Outcome | None
     undo: Undo
 
@@ -315,7 +315,7 @@ class Ledger:
                 undo_call = undo
             finally:
                 chain, outcome = self._decided or (self.books.chain, None)
-                described = {n: (v.name, v.shape[0], v.device) for v, (n, *_) in checks}
+                described = {n: (v.identity, height, v.device) for v, (n, _, height) in checks}
                 # Set before the promise is listed: one without flags would count as good.
                 self._unread = promise = Promise(devices, {}, described, outcome, undo_call)
                 self.books = Books([*self.books.promises, promise], chain, self.books.error)
@@ -477,10 +477,10 @@ def _rows_error(promise: Promise, num_later: int) -> IndexError | None:
         return None
     read = next(iter(bad.values()))
     number, row = int(read.values[0]) - 1, int(read.values.view("int64")[1])
-    name, height, device = promise.described[number]
+    identity, height, device = promise.described[number]
     since = f", nor did the {num_later} calls since" if num_later else ""
     return IndexError(
-        f'gradient for "{name}": row {row} is not in [0, {height}), the variable\'s rows. '
+        f'gradient for "{identity.name}": row {row} is not in [0, {height}), the variable\'s rows. '
         f"{device} found this after the call, which changed nothing on any GPU{since}"
     )
 

@@ -60,7 +60,8 @@ class Part:
         self.versions: Sequence[int | None] | None = None
 
     def variables(self) -> list[Variable]:
-        return [as_variable(each) for each in self.given]
+        every = self.given
+        return [each if type(each) is Variable else as_variable(each) for each in every]
 
     def pairs(self) -> Iterator[Pair]:
         return zip(self.gradients, self.variables(), strict=True)

@@ -340,7 +340,7 @@ class RuleUpdates(Updates):
             for batch in group.batches:
                 if batch.real not in scalars:
                     scalars[batch.real] = optimizer._scalars_for(batch.real)
-        if optimizer.options.clips is not None:
+        if optimizer.options.clips is not None and self.request.decides is None:
             self.clips = self._clips_by(None)
         averages = None
         if optimizer.options.averages is not None:
@@ -482,6 +482,11 @@ class RuleUpdates(Updates):
                 mine = [{**each, **own} for each in mine]
             scalars += mine
         return rule, numbers, scalars
+
+    def clip(self) -> None:
+        """Clips gradients as they are, where a GPU could have decided, and the host does."""
+        if self._optimizer.options.clips is not None:
+            self.clips = self._clips_by(None)
 
     def unscale(self, factor: float) -> None:
         self.clips, self.unscaled_by = self._clips_by(factor), factor

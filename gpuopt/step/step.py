@@ -391,7 +391,7 @@ class Step:
         try:
             if tables_behind.members_of_tables:  # variables may be measured, too
                 tables_behind.bring_up_written(updates, self._optimizer.state)
-            with reading(*updates.read):
+            with reading(*updates.read) if updates.read else _nothing:
                 if updates.clips is not None:
                     updates.measure()
                 for addition in self._additions:
@@ -604,7 +604,7 @@ def _averages_of(optimizer: SteppingOptimizer, variables: Sequence[Variable]) ->
 
 
 def _update_then_follow(updates: Updates) -> list[Any]:
-    with reading(*updates.read):
+    with reading(*updates.read) if updates.read else _nothing:
         update_ops = updates.update()
         if updates.is_followed:
             updates.follow()

@@ -12,7 +12,7 @@ import pytest
 
 import gpuopt
 from gpuopt import LossScaleOptimizer, Variable, backends
-from gpuopt.step import finite_gradients
+from gpuopt.step import device_scaling
 
 pytestmark = pytest.mark.gpu
 
@@ -121,7 +121,7 @@ def test_a_step_that_the_host_decides_about_is_counted_beside_one_of_another_thr
     good = on_gpu(1)
     for _ in range(2):
         optimizer.apply_gradients([(good, first)], step)
-    look = finite_gradients.first_nonfinite
+    look = device_scaling.first_nonfinite
 
     def look_while_another_steps(pairs: Any) -> Any:
         other = threading.Thread(target=lambda: optimizer.apply_gradients([(good, first)], step))
@@ -129,6 +129,6 @@ def test_a_step_that_the_host_decides_about_is_counted_beside_one_of_another_thr
         other.join()
         return look(pairs)
 
-    monkeypatch.setattr(finite_gradients, "first_nonfinite", look_while_another_steps)
+    monkeypatch.setattr(device_scaling, "first_nonfinite", look_while_another_steps)
     optimizer.apply_gradients([(good, new)], step)  # its slots are new: the host decides
     assert (int(step), num_made(optimizer)) == (4, 4)

@@ -34,7 +34,8 @@ def unknown_hyperparameter(
         every: An optimizer's, and those of its groups.
         counter: What counts the steps; None if nothing does.
     """
-    return next((found for each in every for found in _unknown(each, counter)), None)
+    changing = (each for each in every if each.changing)
+    return next((found for each in changing for found in _unknown(each, counter)), None)
 
 
 def unknown_beside(
