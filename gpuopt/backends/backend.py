@@ -413,6 +413,7 @@ class Backend(Protocol):
         *,
         record: StepRecord = NOTHING_KNOWN,
         version: int | None = None,
+        read: Sequence[Updated] = (),
         kept: Sequence[Any] = (),
     ) -> None:
         """Applies `rule` to every element of every variable of a plan.
@@ -431,6 +432,7 @@ class Backend(Protocol):
                 group of the plan.
             record: See `StepRecord`.
             version: Of the gradients, from the plan's `accept`; None if unknown.
+            read: The identities of variables whose memory gradients are: see `enter_reading`.
             kept: The owners of memory that the plan borrows: see `enter_update`.
         """
 

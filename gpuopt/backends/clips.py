@@ -117,7 +117,7 @@ class Clips(Protocol):
     An array's squares are added up in its compute type, in chunks of one size, and chunks in
     float64, always in the same order. A chunk whose sum float32 cannot hold has one nevertheless:
     gradients of a scaled loss may be that large. A sparse gradient's equal rows are added up first.
-    The caller is inside the backend's `enter`. On a GPU the host waits for nothing.
+    On a GPU the host waits for nothing.
     """
 
     def inputs(self, rule: UpdateRule, plan: Any, bounds: Sequence[float]) -> RuleInputs | None:

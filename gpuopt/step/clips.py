@@ -27,7 +27,7 @@ from gpuopt.backends.loss_scaling import Decision, LossScalings
 from gpuopt.backends.record import StepRecord
 from gpuopt.device import Device
 from gpuopt.fp_warnings import ignore_fp_warnings
-from gpuopt.rules.clipped import CLIP_BOUND, CLIP_FACTOR, bounded, clipped
+from gpuopt.rules.clipped import CLIP_FACTOR, bounded, clipped
 from gpuopt.rules.scaled import UNSCALE, scaled
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch
@@ -86,23 +86,32 @@ class Measured:
     """
 
     def __init__(
-        self, factors: Any, device: Device, is_double: bool, norms: Mapping[int, int]
+        self,
+        record: StepRecord,
+        device: Device,
+        is_decided: bool,
+        is_double: bool,
+        norms: Mapping[int, int],
     ) -> None:
         """Takes norms that are computed on the current stream.
 
         Args:
-            factors: From `Clips.join` of the device's backend.
+            record: Has them: from `Clips` of the device's backend.
             device: Where they are.
+            is_decided: Whether the record is the result of a GPU's decision.
             is_double: See `ClipLimits`.
             norms: By the number of a parameter group with a clipping of its own, or 0, the number
                 of its norm; below 0 if it has none.
         """
-        self._factors = factors
+        self._factors = record.factors
         self._device = device
         self._is_double = is_double
         self._norms = norms
         self.last_update: Any = None
-        backend_for(device).record_creation(self)
+        if is_decided:  # the factors are a part of the loss scale's memory
+            self.last_update = record.refused.last_update
+        else:
+            backend_for(device).record_creation(self)
 
     def norm(self, group: int) -> Any:
         """Returns a scalar, on a GPU as an array; None if it was not measured."""
@@ -290,16 +299,14 @@ class StepClips:
                 if each[0].is_sparse and self._norm_of(each[1].scalar_groups[0]) != _NONE
             ]
             refused = given[device].refused if device in given else None
-            with backend.enter():
-                if is_alone:
-                    own = None if decision is None else self._decision_on(device, decision)
-                    measured = backend.clips.measure(dense, sparse, limits, refused, own)
-                    records[device] = measured
-                else:
-                    of_rules[device] = sums_of(dense)
-                    decides, num_norms = decision is not None, len(self._most)
-                    found = backend.clips.sums(dense, sparse, num_norms, refused, decides=decides)
-                    sums.append(found)
+            if is_alone:
+                own = None if decision is None else self._decision_on(device, decision)
+                records[device] = backend.clips.measure(dense, sparse, limits, refused, own)
+            else:
+                of_rules[device] = sums_of(dense)
+                decides, num_norms = decision is not None, len(self._most)
+                found = backend.clips.sums(dense, sparse, num_norms, refused, decides=decides)
+                sums.append(found)
         home = next((each for each in backends if each.kind == "gpu"), Device.cpu)
         if sums:
             joined = self._join(sums, self.deciding or home, backends, limits)
@@ -309,7 +316,8 @@ class StepClips:
                     refused = given[device].refused
                 own_sums = of_rules.get(device, {})
                 records[device] = record._replace(refused=refused, sums=own_sums)
-        self._clips.measured = Measured(records[home].factors, home, is_double, self._shown)
+        shown = decision is not None, is_double, self._shown
+        self._clips.measured = Measured(records[home], home, *shown)
         return records
 
     def _decision_on(self, device: Device, decision: Decision) -> Decision:
@@ -386,10 +394,16 @@ class StepClips:
         names = staged.scalars[len(rule.scalars) :]
         of_groups: list[Scalars] = []
         for group in groups:
-            factor = batch.backend.clips.factor_scalar(factors, self._norm_of(group), real)
-            bound: np.floating[Any] = ignore_fp_warnings(real, self._bound_of(group))
-            own = {UNSCALE: real(self._unscale), CLIP_BOUND: bound, CLIP_FACTOR: factor}
-            of_groups.append({name: own[name] for name in names})
+            own: dict[str, np.floating[Any]] = {}
+            for name in names:
+                if name == UNSCALE:
+                    own[name] = real(self._unscale)
+                elif name == CLIP_FACTOR:
+                    norm = self._norm_of(group)
+                    own[name] = batch.backend.clips.factor_scalar(factors, norm, real)
+                else:
+                    own[name] = ignore_fp_warnings(real, self._bound_of(group))
+            of_groups.append(own)
         return staged, [{**each, **own} for each, own in zip(scalars, cycle(of_groups))]
 
     def _norm_of(self, group: int) -> int:

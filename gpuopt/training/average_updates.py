@@ -105,15 +105,16 @@ def _update(
 ) -> None:
     arrays = [storage_of(each) for each in read]
     identities = [each.identity for each in read if isinstance(each, Variable)]
-    with batch.backend.enter_reading(*identities, kept=arrays):
-        batch.backend.apply_dense(
-            rule,
-            batch.plan,
-            arrays,
-            scalars,
-            record=record,
-            version=batch.plan.accept(arrays),
-        )
+    batch.backend.refuse_capture("what reads, updates or makes variables")
+    batch.backend.apply_dense(
+        rule,
+        batch.plan,
+        arrays,
+        scalars,
+        record=record,
+        version=batch.plan.accept(arrays),
+        read=identities,
+    )
 
 
 def _at_once(
@@ -123,6 +124,10 @@ def _at_once(
 
     One that is there twice moves twice, and averages may follow each other.
     """
+    owners = {id(each.identity) for each in (*averages, *values) if isinstance(each, Variable)}
+    if len(owners) == len(averages) + len(values):
+        yield list(averages), list(map(_brought, values, averages))
+        return
     some: dict[Variable, Any] = {}
     read: set[Variable] = set()
     for average, value in zip(averages, values, strict=True):

@@ -187,6 +187,7 @@ class CpuBackend:
         *,
         record: StepRecord = NOTHING_KNOWN,
         version: int | None = None,
+        read: Sequence[Updated] = (),
         kept: Sequence[Any] = (),
     ) -> None:
         observer = launch_observer.this_thread.observer

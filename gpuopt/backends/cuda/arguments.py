@@ -45,9 +45,9 @@ class Arguments:
         self.address: int = self._words.ctypes.data
         offsets = [place.offset for place in kernel.places.values()]
         self._words[: len(offsets)] = np.array(offsets, np.uint64) + np.uint64(self.address)
-        self.replace(given)
+        self.replace(**given)
 
-    def replace(self, given: Mapping[str, Any]) -> None:
+    def replace(self, **given: Any) -> None:
         """Checks and packs new values of some arguments; those that are the same are left.
 
         Raises:

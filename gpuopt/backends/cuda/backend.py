@@ -78,6 +78,7 @@ class CudaBackend:
     def __init__(self, device: Device, launcher: Launcher) -> None:
         self.device = device
         self.xp = launcher.xp
+        self.profiling_range = launcher.profiling_range
         self._launcher = launcher
         self._lock = Lock(f"the updates on {device}")
         self.locks: Sequence[Lock] = (self._lock,)
@@ -147,9 +148,6 @@ class CudaBackend:
 
     def refuse_reads(self, why: str | None) -> None:
         self._why_no_reads = why
-
-    def profiling_range(self, name: str) -> AbstractContextManager[Any]:
-        return self._launcher.profiling_range(name)
 
     def record_creation(self, new: Updated) -> None:
         with self._lock, self._launcher.device():
@@ -275,23 +273,23 @@ class CudaBackend:
         *,
         record: StepRecord = NOTHING_KNOWN,
         version: int | None = None,
+        read: Sequence[Updated] = (),
         kept: Sequence[Any] = (),
     ) -> None:
         if plan.num_variables == 0:
             return
-        flags = () if record.refused is None else (record.refused,)
+        if record.refused is not None:
+            read = (*read, record.refused)
         with self._lock, self._launcher.device():
-            last = plan.last_update = self._order.begin(plan.updated, plan.last_update)
+            last = plan.last_update = self._order.begin(plan.updated, plan.last_update, read)
             used: Sequence[Any] = ()
             try:
-                if flags:
-                    self._order.follow(flags)
-                refused = self._flag_array(record.refused)
-                update, used = plan.begin(rule, gradients, version, scalars, record, refused)
+                given = scalars, record, self._flag_array(record.refused), last.stream
+                update, used = plan.begin(rule, gradients, version, *given)
                 update.launch.start()
                 plan.end(update)
             finally:
-                self._order.end(last, (plan.memory, gradients, used, record, kept), flags)
+                self._order.end(last, (plan.memory, gradients, used, record, kept), read)
 
     def apply_sparse(
         self,
@@ -311,10 +309,8 @@ class CudaBackend:
         gradients = [each[1:3] for each in updates]
         used: list[Any] = [[plan.memory for plan in plans], gradients, record, kept]
         with self._lock, self._launcher.device():
-            last = self._begin(plans)
+            last = self._begin(plans, flags)
             try:
-                if flags:
-                    self._order.follow(flags)
                 by_width: dict[int, list[Table]] = {}
                 for update in updates:
                     plan = update.plan
@@ -333,9 +329,9 @@ class CudaBackend:
                 )
                 given = scalars, record, self._flag_array(record.refused)
                 codecs = plans[0].codecs
-                workspace = self._workspaces.take()
+                workspace = self._workspaces.take(last.stream)
                 for width, tables in by_width.items():
-                    for some in together(tables):
+                    for some in together(tables) if len(tables) > 1 else (tables,):
                         how = other_rows, check is not None
                         kind = kind_of(rule, codecs, width, some, *how)
                         launches = CodedLaunches if codecs.per_block else SparseLaunches
@@ -375,7 +371,7 @@ class CudaBackend:
             return values.astype(real), indices
         with self.enter(), self._lock:
             try:
-                workspace = self._workspaces.take()
+                workspace = self._workspaces.take(self._launcher.stream())
                 sums = self._sum_duplicate_rows(
                     workspace,
                     self.xp.ascontiguousarray(values),
@@ -422,11 +418,11 @@ class CudaBackend:
         order = self.xp.argsort(first)
         return sums[order], indices[first[order]]
 
-    def _begin(self, plans: Sequence[DensePlan]) -> LastUpdate:
+    def _begin(self, plans: Sequence[DensePlan], read: Sequence[Updated]) -> LastUpdate:
         """Begins an update of all variables of these plans, which share its record from now on."""
         updated = [identity for plan in plans for identity in plan.updated]
         lasts = {plan.last_update for plan in plans}
-        last = self._order.begin(updated, lasts.pop() if len(lasts) == 1 else None)
+        last = self._order.begin(updated, lasts.pop() if len(lasts) == 1 else None, read)
         for plan in plans:
             plan.last_update = last
         return last

@@ -86,7 +86,7 @@ class CudaLateRows:
             "late": count.table,
             **more,
         }
-        workspace = self._workspaces.take()
+        workspace = self._workspaces.take(self._launcher.stream())
         launch = workspace.launch(kernel, blocks, ROW_THREADS, **given)
         if rows is not None:
             launch.forget("rows")

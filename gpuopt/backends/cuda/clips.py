@@ -116,14 +116,15 @@ class CudaClips:
         *,
         decides: bool = False,
     ) -> Array:
-        with self._launcher.device():
+        with self._lock, self._launcher.device():
+            self._follow_flag(refused)
+            flag = self._flag_array(refused)
             if not decides:
-                return self._sum(dense, sparse, num_norms, refused)
-            decision = DECIDED_ELSEWHERE._replace(refused=self._flag_address(refused))
-            sums = self._sum(dense, sparse, num_norms, refused, decision)
+                return self._sum(dense, sparse, num_norms, flag)
+            decision = DECIDED_ELSEWHERE._replace(refused=self._launcher.address(flag))
+            sums = self._sum(dense, sparse, num_norms, flag, decision)
             if refused is not None:
-                with self._lock:
-                    self._order.end_reading((refused,))
+                self._order.end_reading((refused,))
             return sums
 
     def measure(
@@ -134,16 +135,22 @@ class CudaClips:
         refused: Any = None,
         decision: Decision | None = None,
     ) -> StepRecord:
-        with self._recording(limits, decision, refused) as (record, given):
-            self._sum(dense, sparse, len(limits.most), refused, given, limits, record.factors)
+        with self._lock, self._launcher.device():
+            if decision is None:
+                self._follow_flag(refused)
+            flag = self._flag_array(refused)
+            with self._recording(limits, decision, refused, flag) as (record, given):
+                self._sum(dense, sparse, len(limits.most), flag, given, limits, record.factors)
         return record._replace(sums=sums_of(dense))
 
     def join(
         self, sums: Sequence[Array], limits: ClipLimits, decision: Decision | None = None
     ) -> StepRecord:
-        with self._recording(limits, decision, None) as (record, given):
-            self._join(sums, limits, record.factors, given)
-            return record
+        with self._lock, self._launcher.device():
+            flag = self._flag_array(None)
+            with self._recording(limits, decision, None, flag) as (record, given):
+                self._join(sums, limits, record.factors, given)
+                return record
 
     def memory(self, record: StepRecord) -> Array:
         if record.refused is None:  # the host decides
@@ -163,41 +170,36 @@ class CudaClips:
 
     @contextmanager
     def _recording(
-        self, limits: ClipLimits, decision: Decision | None, refused: Any
+        self, limits: ClipLimits, decision: Decision | None, refused: Any, flag: Any
     ) -> Iterator[tuple[StepRecord, LossDecision | None]]:
         """Yields a new record, which launches inside may write, and their argument to decide by."""
         num_norms = len(limits.most)
-        with self._lock, self._launcher.device():
-            if decision is None:
-                yield StepRecord(refused, self._empty_results(num_norms)), None
-            else:
-                address = self._flag_address(refused)
-                with self._scalings.deciding(decision, num_norms, refused, address) as given:
-                    yield given
+        if decision is None:
+            yield StepRecord(refused, self._empty_results(num_norms)), None
+        else:
+            address = self._launcher.address(flag)
+            with self._scalings.deciding(decision, num_norms, refused, address) as given:
+                yield given
 
     def _sum(
         self,
         dense: Sequence[DenseGradients],
         sparse: Sequence[SparseGradient],
         num_norms: int,
-        refused: Any,
+        flag: Any,
         decision: LossDecision | None = None,
         limits: ClipLimits | None = None,
         results: Array | None = None,
     ) -> Array:
         """Returns the sums; if there are limits, writes the results, and decides."""
         sums = self._launcher.xp.empty(num_norms + (decision is not None), np.float64)
-        with self._lock, self._launcher.device():
-            if refused is not None:
-                self._order.follow((refused,))
-            flag = self._flag_array(refused)
-            for each in dense:
-                if each.inputs is not None:
-                    self._follow(each.inputs.plan)
-            try:
-                are_any = self._launch(dense, sparse, flag, sums, results, limits, decision)
-            finally:
-                self._order.hold((sums, results, dense, sparse))
+        for each in dense:
+            if each.inputs is not None:
+                self._follow(each.inputs.plan)
+        try:
+            are_any = self._launch(dense, sparse, flag, sums, results, limits, decision)
+        finally:
+            self._order.hold((sums, results, dense, sparse))
         if not are_any:
             sums[...] = 0
             sums[num_norms:] = NOTHING_IS_WRONG
@@ -215,29 +217,29 @@ class CudaClips:
         """Writes results of the sums of all devices, and decides about the step."""
         num_norms = len(limits.most)
         addresses = [self._launcher.address(each) for each in sums]
-        with self._lock, self._launcher.device():
-            workspace = self._workspaces.take()
-            many = None
-            if len(addresses) > FEW_DEVICES:
-                many, addresses = workspace.constants("sums to join").set(addresses), []
-            few = FewSums([*addresses, *[0] * (FEW_DEVICES - len(addresses))])
-            workspace.launch(
-                kernels.join_sums(decides=decision is not None),
-                num_blocks(num_norms, CLIP_THREADS, self._launcher.num_multiprocessors),
-                CLIP_THREADS,
-                few_sums=few,
-                many_sums=many,
-                num_devices=len(sums),
-                num_norms=num_norms,
-                rule=self._rule(workspace, limits),
-                results=results,
-                **({} if decision is None else {"decision": decision}),
-            )
-            self._workspaces.put_back(workspace)
-            self._order.hold((sums, results))
+        workspace = self._workspaces.take(self._launcher.stream())
+        many = None
+        if len(addresses) > FEW_DEVICES:
+            many, addresses = workspace.constants("sums to join").set(addresses), []
+        few = FewSums([*addresses, *[0] * (FEW_DEVICES - len(addresses))])
+        workspace.launch(
+            kernels.join_sums(decides=decision is not None),
+            num_blocks(num_norms, CLIP_THREADS, self._launcher.num_multiprocessors),
+            CLIP_THREADS,
+            few_sums=few,
+            many_sums=many,
+            num_devices=len(sums),
+            num_norms=num_norms,
+            rule=self._rule(workspace, limits),
+            results=results,
+            **({} if decision is None else {"decision": decision}),
+        )
+        self._workspaces.put_back(workspace)
+        self._order.hold((sums, results))
 
-    def _flag_address(self, refused: Any) -> int:
-        return self._launcher.address(self._flag_array(refused))
+    def _follow_flag(self, refused: Any) -> None:
+        # Without one, too: this notes that the stream is in use.
+        self._order.follow(() if refused is None else (refused,))
 
     def _launch(
         self,
@@ -250,7 +252,7 @@ class CudaClips:
         decision: LossDecision | None,
     ) -> bool:
         """Launches the kernels that measure; returns whether there is anything to measure."""
-        workspace = self._workspaces.take()
+        workspace = self._workspaces.take(self._launcher.stream())
         if decision is not None:
             word = workspace.zeros("bad", 1, "uint64")
             decision = decision._replace(bad=self._launcher.address(word))
@@ -347,7 +349,7 @@ class CudaClips:
                 numbers.setdefault(key, []).append(number)
         for (norm, dtype, width), tables in by_kind.items():
             left = iter(numbers[norm, dtype, width])
-            for some in together(tables):
+            for some in together(tables) if len(tables) > 1 else (tables,):
                 kind = tables_kind_of(dtype, width, some, checks=False)
                 given = some, flag, decision
                 prepare = partial(MeasuredTables, self._launcher, workspace, kind, *given)

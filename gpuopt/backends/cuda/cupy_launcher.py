@@ -11,7 +11,6 @@ from typing import Any
 import cupy
 import numpy as np
 
-from gpuopt.backends.cuda.arguments import Arguments
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launcher import Download, Launch, wait_for_event
 from gpuopt.backends.cuda.page_locked import Landings, UploadBlocks
@@ -58,12 +57,14 @@ class CupyLauncher:
     def bind(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
     ) -> Launch:
-        # Types are checked before anything is compiled.
-        packed = Arguments(kernel, arguments, self)
+        find = partial(self._find, kernel, num_blocks, num_threads)
+        return Launch(kernel, arguments, self, find, self)
+
+    def _find(self, kernel: Kernel, *shape: int) -> Callable[[int], None]:
         function = self._functions.get(kernel)
         if function is None:
             function = self._functions[kernel] = load(kernel).kernel
-        return Launch(packed, partial(self._start, function.ptr, num_blocks, num_threads), self)
+        return partial(self._start, function.ptr, *shape)
 
     def launch(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any

@@ -239,6 +239,7 @@ class DensePlan:
         scalars: Sequence[Scalars],
         record: StepRecord,
         refused: Any,
+        stream: Hashable,
     ) -> tuple[DenseLaunch, Sequence[Any]]:
         """Fills the stand-ins, and takes out the current stream's launch, to be given to `end`.
 
@@ -249,6 +250,7 @@ class DensePlan:
             scalars: Those of each group.
             record: See `Backend.apply_dense`.
             refused: The row flag that the kernel reads.
+            stream: The current one.
 
         Returns:
             (the launch, arrays to keep until it is enqueued).
@@ -256,7 +258,7 @@ class DensePlan:
         if self.has_stand_ins:
             self.fill_stand_ins()
         given = {"sums": record.sums[id(self)]} if id(self) in record.sums else {}
-        key = self._launcher.stream(), rule, bool(given), gradients[0].dtype
+        key = stream, rule, bool(given), gradients[0].dtype
         update = self._launches.pop(key, None)
         if update is None:
             has_groups, storage = self._has_groups(rule), storage_of(self.codecs, key[-1])

@@ -47,6 +47,7 @@ class InFlight:
     A program that makes no stream has no other to give memory to.
 
     Attributes:
+        held: What is kept, the oldest first.
         holds: Whether updates' arrays are kept: whether calls have come on more than one stream, or
             on one that is not the default one.
     """
@@ -55,7 +56,7 @@ class InFlight:
         self._launcher = launcher
         self.holds = False
         self._stream: Hashable = None
-        self._held: deque[_Held] = deque()
+        self.held: deque[_Held] = deque()
         # Grows when a variable is updated that was updated in this step already.
         self._step = 1
 
@@ -71,10 +72,12 @@ class InFlight:
     def hold(self, event: Event, objects: Any) -> None:
         """Keeps objects alive until an event is done; lets go those whose event is done."""
         self._let_go()
-        self._held.append(_Held(event, self._step, objects))
+        self.held.append(_Held(event, self._step, objects))
 
     def begin_update(self, before: Iterable[LastUpdate]) -> int:
         """Lets go objects whose work is done; at a new step, waits for the one before the last.
+
+        Updates need not call it while nothing is held, nor is to be.
 
         So the objects of two steps are held, and no more.
 
@@ -84,7 +87,7 @@ class InFlight:
         Returns:
             The number of the step.
         """
-        held = self._held
+        held = self.held
         self._let_go()
         if any(last.step == self._step for last in before):
             self._step += 1
@@ -93,19 +96,14 @@ class InFlight:
                 self._let_go()
         return self._step
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether updates must call `begin_update`."""
-        return self.holds or bool(self._held)
-
     def _let_go(self) -> None:
         """Lets go the objects of work that is done.
 
         A write by a signal handler may come in between, and let go some of it first.
         """
-        while self._held:
-            oldest = self._held[0]
+        while self.held:
+            oldest = self.held[0]
             if not oldest.event.done:
                 return
-            if self._held and self._held[0] is oldest:
-                self._held.popleft()
+            if self.held and self.held[0] is oldest:
+                self.held.popleft()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import numpy as np
 from gpuopt.backends import launch_observer
 from gpuopt.backends.cuda.arguments import Arguments
 from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.backends.cuda.parameters import Memory
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.locks import Waiting
 
@@ -77,32 +78,32 @@ def wait_for_event(event: Event, what: str) -> None:
         waiting.pause(lambda: what)
 
 
-class Launch:
+class Launch(Arguments):
     """A kernel with a launch shape and arguments, which were checked once for many starts."""
 
-    __slots__ = ("_arguments", "_launcher", "_start")
+    __slots__ = ("_launcher", "_start")
 
     def __init__(
-        self, arguments: Arguments, start: Callable[[int], None], launcher: Launcher
+        self,
+        kernel: Kernel,
+        given: Mapping[str, Any],
+        memory: Memory,
+        load: Callable[[], Callable[[int], None]],
+        launcher: Launcher,
     ) -> None:
         """Prepares starts.
 
         Args:
-            arguments: The kernel's.
-            start: Starts the kernel on the current stream; takes the arguments' address.
+            kernel: See `Arguments`.
+            given: Likewise.
+            memory: Likewise.
+            load: Called once all types are checked: compiles the kernel. Returns what starts it on
+                the current stream, and takes the arguments' address.
             launcher: Whose stream that is.
         """
-        self._arguments = arguments
-        self._start = start
+        super().__init__(kernel, given, memory)
+        self._start = load()
         self._launcher = launcher
-
-    def replace(self, **arguments: Any) -> None:
-        """Checks new values of some arguments, for all later starts."""
-        self._arguments.replace(arguments)
-
-    def forget(self, name: str) -> None:
-        """Lets an array go, which must be replaced before the next start."""
-        self._arguments.forget(name)
 
     def start(self) -> None:
         """Starts the kernel on the device's current stream."""
@@ -110,12 +111,12 @@ class Launch:
         if observer is not None:
             self._start_observed(observer)
             return
-        self._start(self._arguments.address)
+        self._start(self.address)
 
     def _start_observed(self, observer: launch_observer.LaunchObserver) -> None:
-        launcher, name = self._launcher, self._arguments.kernel.name
+        launcher, name = self._launcher, self.kernel.name
         with launcher.profiling_range(name):
-            read_ms = launcher.timed(lambda: self._start(self._arguments.address))
+            read_ms = launcher.timed(lambda: self._start(self.address))
         observer.note_launch(launcher.name, name, read_ms)
 
 

@@ -140,8 +140,7 @@ class CudaLossScalings:
         # The flag, too: the host clears it after it has read which rows are refused.
         read = (before,) if refused is None else (before, refused)
         accept_after = -1 if decision.accept_after is None else decision.accept_after
-        self._order.follow((before,))
-        last = self._order.begin((after,), is_step=False)
+        last = self._order.begin((after,), read=read, is_step=False)
         try:
             given = DECIDED_ELSEWHERE._replace(
                 before=address(before.array),

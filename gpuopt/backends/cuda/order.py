@@ -55,13 +55,19 @@ class UpdateOrder:
         self.hold(kept, event)
 
     def begin(
-        self, updated: Sequence[Updated], last: LastUpdate | None = None, is_step: bool = True
+        self,
+        updated: Sequence[Updated],
+        last: LastUpdate | None = None,
+        read: Sequence[Updated] = (),
+        *,
+        is_step: bool = True,
     ) -> LastUpdate:
         """Begins an update: makes the current stream wait for the last ones, and for readings.
 
         Args:
             updated: The identities whose arrays are about to be written.
             last: The result of the last `begin` for the same identities; None if there was none.
+            read: The identities that the update reads; see `end`.
             is_step: Whether a second update of the same identities belongs to another step.
 
         Returns:
@@ -70,13 +76,19 @@ class UpdateOrder:
         stream = self.in_flight.current_stream()
         is_same = last is not None and not last.is_superseded
         before = [last] if last is not None and is_same else _distinct(updated)
-        step = self.in_flight.begin_update(before) if is_step and self.in_flight.is_needed else 0
+        in_flight, step = self.in_flight, 0
+        if is_step and (in_flight.holds or in_flight.held):
+            step = in_flight.begin_update(before)
         for each in before:
             if each.stream != stream:
                 self._wait(each, stream)
             for reader, event in each.reads.items():
                 if reader != stream:
                     self._launcher.wait(event)
+        for identity in read:
+            written = identity.last_update
+            if written is not None and written.stream != stream:
+                self._wait(written, stream)
         if last is None or not is_same:
             last = LastUpdate(stream)
             if before:
@@ -89,6 +101,7 @@ class UpdateOrder:
         if step:
             last.step = step
         last.reads.clear()
+        last.stream = stream  # which waits for the event, that may be another's
         return last
 
     def put_last(self, last: LastUpdate, updated: Sequence[Updated]) -> None:
@@ -98,7 +111,7 @@ class UpdateOrder:
             last: From `begin`, after which another thread could call it. `end` is to follow.
             updated: The same as for `begin`.
         """
-        stream = self.in_flight.current_stream()
+        stream = last.stream = self.in_flight.current_stream()
         others = [each for each in _distinct(updated) if each is not last]
         for each in others:
             self._wait(each, stream)
@@ -109,19 +122,18 @@ class UpdateOrder:
                 identity.last_update = last
 
     def end(self, last: LastUpdate, kept: Sequence[Any] = (), read: Sequence[Updated] = ()) -> None:
-        """Records the end of an update on the current stream, where it has been enqueued.
+        """Records the end of an update on the stream that was current in `begin` or `put_last`.
 
         Args:
             last: From `begin`.
             kept: Arrays that the update uses, which are kept alive until it is done, if need be.
-            read: The identities that it reads after `follow`: later updates wait for it.
+            read: The identities that `begin` was given: later updates wait for it.
         """
-        stream = last.stream = self.in_flight.current_stream()
         # Not the last event again: objects may be held until it is done.
         again = None if self.in_flight.holds else last.event
         last.event = self._launcher.record(again)
         if read:
-            _note_reading(read, stream, last.event)
+            _note_reading(read, last.stream, last.event)
         if self.in_flight.holds:
             self.hold(kept, last.event)
 

@@ -91,7 +91,8 @@ class Landing(Download):
         address: int,
         free: deque[tuple[Bytes, int, Event]],
     ) -> None:
-        super().__init__(values, event)
+        # As `Download` does it, whose call would cost time in each step.
+        self.values, self.event, self.is_recorded = values, event, False
         self._memory = memory
         self.address = address
         self._free = free
@@ -128,6 +129,7 @@ class Landings:
             self._free.extend(made)
         memory, address, event = self._free.popleft()
         # Its reader may have gone before the copy was done.
-        wait_for_event(event, f"{self._device}, which copies flags to the host")
+        if not event.done:
+            wait_for_event(event, f"{self._device}, which copies flags to the host")
         values = memory[: source.nbytes].view(source.dtype)
         return Landing(values, event, memory, address, self._free)

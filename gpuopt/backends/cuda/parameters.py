@@ -64,7 +64,7 @@ class Number:
 
     def to_values(self, given: Any, memory: Memory) -> tuple[Any, ...]:
         """Returns what Python's `struct` packs: a numpy scalar of the dtype."""
-        if type(given) is self.scalar or (type(given) is int and given in self._range):
+        if type(given) in self.as_they_are or (type(given) is int and given in self._range):
             return (given,)
         if not isinstance(given, self._taken):
             raise _refusal(self, given)
@@ -78,6 +78,11 @@ class Number:
     def scalar(self) -> type[Any]:
         """The type of numpy's scalars."""
         return np.dtype(self.dtype).type
+
+    @computed_once
+    def as_they_are(self) -> tuple[type[Any], ...]:
+        """The types whose values need neither a check nor a conversion."""
+        return (self.scalar, float) if self.dtype == "float64" else (self.scalar,)
 
     @computed_once
     def _range(self) -> range:
@@ -221,7 +226,7 @@ class Struct:
     def __str__(self) -> str:
         return f"a tuple with fields {', '.join(self.fields)}"
 
-    @property
+    @computed_once
     def size(self) -> int:
         """In bytes."""
         return struct.calcsize(self.code)
@@ -241,9 +246,11 @@ class Struct:
         values: list[Any] = []
         for (name, field), value in zip(self.fields.items(), given, strict=True):
             # As `Number.to_values` does it, whose call would cost time.
-            if type(field) is Number and type(value) is int and value in field._range:
-                values.append(value)
-                continue
+            if type(field) is Number:
+                kind = type(value)
+                if kind in field.as_they_are or (kind is int and value in field._range):
+                    values.append(value)
+                    continue
             try:
                 values.extend(field.to_values(value, memory))
             except TypeError as error:

@@ -67,7 +67,8 @@ class CudaRowFlags:
         with self._lock, self._launcher.device():
             last = self._order.begin((flag,), flag.last_update)
             try:
-                self.settle(flag)
+                if flag.unchecked is not None:
+                    self.settle(flag)
                 if len(checks) == 1 and checks[0].rows.size > FEW_ROWS:
                     flag.unchecked = checks[0]
                 else:
@@ -103,7 +104,7 @@ class CudaRowFlags:
         if not lists:
             return
         blocks = num_blocks(num_rows, ROW_THREADS, self._launcher.num_multiprocessors)
-        workspace = self._workspaces.take()
+        workspace = self._workspaces.take(self._launcher.stream())
         workspace.launch(
             kernels.check_rows(),
             blocks,
@@ -120,7 +121,8 @@ class CudaRowFlags:
         with self._lock, self._launcher.device():
             last = self._order.begin((flag,), flag.last_update, is_step=False)
             try:
-                self.settle(flag)
+                if flag.unchecked is not None:
+                    self.settle(flag)
                 return self._launcher.download(flag.array)
             finally:
                 self._order.end(last, (flag,))

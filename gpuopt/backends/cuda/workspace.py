@@ -27,13 +27,12 @@ class Workspaces:
         # The one that was used the longest ago comes first.
         self._by_stream: dict[Hashable, Workspace] = {}
 
-    def take(self) -> Workspace:
+    def take(self, stream: Hashable) -> Workspace:
         """Takes the current stream's out.
 
         After an error it is not put back: counts and bits may be set in it that no kernel will
         clear. A read by a signal handler meanwhile has another.
         """
-        stream = self._launcher.stream()
         return self._by_stream.pop(stream, None) or Workspace(self._launcher, stream)
 
     def put_back(self, workspace: Workspace) -> None:

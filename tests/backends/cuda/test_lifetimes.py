@@ -319,7 +319,7 @@ def test_arithmetic_on_two_streams_keeps_no_more_than_is_in_flight() -> None:
             variable.sum()
         wait_for_gpus()
     backend = backends.backend_for(Device("gpu", 0))
-    assert len(backend._order.in_flight._held) <= 2
+    assert len(backend._order.in_flight.held) <= 2
 
 
 def test_a_raw_array_outlives_its_last_reference_until_the_step_is_done(cupy: Any) -> None:

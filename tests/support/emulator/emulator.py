@@ -15,7 +15,6 @@ import numpy as np
 
 from emulator import kernel_library
 from emulator.kernel_library import KernelError
-from gpuopt.backends.cuda.arguments import Arguments
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launcher import Download, Launch
 from gpuopt.backends.memory_owner import Owner, owner_of
@@ -104,9 +103,11 @@ class EmulatorLauncher:
             KernelError: the kernel does not compile, or is declared wrongly.
         """
         self._check_device()
-        packed = Arguments(kernel, arguments, _ContiguousMemory(self))
-        function = self.find(kernel)
-        return Launch(packed, partial(self.start, kernel, function, num_blocks, num_threads), self)
+
+        def find() -> Callable[[int], None]:
+            return partial(self.start, kernel, self.find(kernel), num_blocks, num_threads)
+
+        return Launch(kernel, arguments, _ContiguousMemory(self), find, self)
 
     def find(self, kernel: Kernel) -> kernel_library.Function:
         """Returns what runs a kernel; tests override this."""
