@@ -119,8 +119,8 @@ def read_state(
         described = state.describe()
         if described.slot_names is not None:
             _leave_out_half_made(slots, described.slot_names)
-        if not any(slots.values()):  # as before the first step; a refused one has left the names
-            slots.clear()
+        if not any(slots.values()) and _own_others(state).isdisjoint(non_slots):
+            slots.clear()  # as before the first step; a refused one has left the names
         return {
             "format": _FORMAT,
             "optimizer": described.optimizer,
