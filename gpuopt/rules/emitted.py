@@ -19,6 +19,9 @@ _COSTLY = {"divide", "power", "select", "sqrt"}
 # Of two booleans, numpy's sum and product are booleans; C++'s are integers.
 _OF_BOOLEANS = {"add": "logical_or", "multiply": "logical_and"}
 
+# The arrays of stages that are no slots.
+_OF_STEPS = {"var", "grad", "step", NUMBER}
+
 # The file and line of statements without a line of Python.
 _GENERATED = "generated:1"
 
@@ -51,10 +54,10 @@ class EmittedStage(NamedTuple):
     terms: Mapping[str, Program]
 
 
-def field_name(name: str, place: int) -> str:
+def field_name(name: str, place: int, kind: str = "scalar") -> str:
     """Returns a scalar's name in C++: no keyword or macro ends with an underscore like it."""
     is_plain = name.isascii() and not name.startswith("_")
-    return f"{name}_" if is_plain else f"scalar_{place}"
+    return f"{name}_" if is_plain else f"{kind}_{place}"
 
 
 def emit(
@@ -97,7 +100,7 @@ def emit_staged(
     name: str,
     rule: str,
     constants: Mapping[str, int],
-    fields: Sequence[str],
+    fields: Mapping[str, str],
     degrees: Sequence[int],
     stages: Mapping[str, Sequence[EmittedStage | None]],
     slots: Sequence[str],
@@ -110,7 +113,7 @@ def emit_staged(
         name: The name of the rule with its stages.
         rule: The name of the rule's own functor.
         constants: The functor's constants, by name.
-        fields: The stages' scalars in C++, which follow those of the rule.
+        fields: What the stages' scalars are called in C++, which follow those of the rule.
         degrees: See `UpdateRule`.
         stages: By the function that calls them, in order; None stands for the rule.
         slots: The stages' slots, which precede those of the rule.
@@ -122,7 +125,7 @@ def emit_staged(
         for each, value in constants.items()
     ]
     lines += _degree(degrees)
-    declared = f"Real {', '.join(fields)}; " if fields else ""
+    declared = f"Real {', '.join(fields.values())}; " if fields else ""
     lines += [
         f"  using Rule = {rule};",
         "  template <class Real>",
@@ -182,15 +185,18 @@ def _degree(degrees: Sequence[int]) -> list[str]:
     return [f"  GPUOPT_INLINE static constexpr int degree(int sum) {{ return {chosen}-1; }}"]
 
 
-def _stage(stage: EmittedStage, fields: Sequence[str]) -> list[str]:
+def _stage(stage: EmittedStage, fields: Mapping[str, str]) -> list[str]:
     """Returns the functions of a stage."""
-    places = {array: array for array in stage.arrays}
-    names = {f"array {array}": array for array in stage.arrays}
-    names |= {f"scalar {field}": f"s.{field}" for field in fields}
+    places = {
+        each: each if each in _OF_STEPS else field_name(each, place, "array")
+        for place, each in enumerate(stage.arrays)
+    }
+    names = {f"array {array}": text for array, text in places.items()}
+    names |= {f"scalar {scalar}": f"s.{field}" for scalar, field in fields.items()}
     written = {array for program in stage.programs.values() for array in program.stores}
     given = [
-        f"{'numpy::Word' if each == NUMBER else '{0}'}{'&' if each in written else ''} {each}"
-        for each in stage.arrays
+        f"{'numpy::Word' if each == NUMBER else '{0}'}{'&' if each in written else ''} {text}"
+        for each, text in places.items()
     ]
     head = f"{stage.name}({', '.join([*given, 'const Scalars<{0}>& s'])})"
     lines = _functions(head, stage.programs, names, places)
@@ -200,9 +206,10 @@ def _stage(stage: EmittedStage, fields: Sequence[str]) -> list[str]:
     return lines
 
 
-def _random(stage: EmittedStage, fields: Sequence[str]) -> list[str]:
+def _random(stage: EmittedStage, fields: Mapping[str, str]) -> list[str]:
     """Returns the function of the random bits by which loops store."""
-    names = {f"array {NUMBER}": NUMBER} | {f"scalar {field}": f"s.{field}" for field in fields}
+    names = {f"array {NUMBER}": NUMBER}
+    names |= {f"scalar {scalar}": f"s.{field}" for scalar, field in fields.items()}
     lines = _body(stage.programs["float32"], TYPES, names, {}, returned="return {1};")
     head = f"numpy::Word random(numpy::Word {NUMBER}, const Scalars<Real>& s)"
     return _lines(head, lines, "  template <class Real>")

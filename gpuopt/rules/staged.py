@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.computed_once import computed_once
-from gpuopt.rules.emitted import EmittedStage, Functor, emit_staged
+from gpuopt.rules.emitted import EmittedStage, Functor, emit_staged, field_name
 from gpuopt.rules.functions import INEXACT
 from gpuopt.rules.stage import ORDER, UNSCALED, Stage, in_order
 from gpuopt.rules.tracing import NUMBER
@@ -39,6 +39,7 @@ class StagedRule(UpdateRule):
 
     @computed_once
     def own_functor(self) -> Functor:
+        own = len(self.rule.fields)
         has = {
             "is_unscaled": any(stage.name == UNSCALED for stage in self.stages),
             "is_clipped": self.is_clipped,
@@ -58,7 +59,7 @@ class StagedRule(UpdateRule):
                 **{name: 1 for name, is_so in has.items() if is_so},
                 **self._constant_of_written,
             },
-            self.fields[len(self.rule.fields) :],
+            dict(zip(self.scalars[own:], self.fields[own:], strict=True)),
             self.degrees,
             {function: self._emitted(function) for function in ORDER},
             self.slots[: len(self.slots) - len(self.rule.slots)],
@@ -88,7 +89,13 @@ class StagedRule(UpdateRule):
 
     @computed_once
     def fields(self) -> tuple[str, ...]:
-        return (*self.rule.fields, *self.scalars[len(self.rule.scalars) :])
+        num_own = len(self.rule.scalars)
+        of_stages = (
+            # Loops write these.
+            name if name in ("unscale", "clip_factor") else field_name(name, num_own + place)
+            for place, name in enumerate(self.scalars[num_own:])
+        )
+        return (*self.rule.fields, *of_stages)
 
     def gradient(
         self,

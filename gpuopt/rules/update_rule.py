@@ -147,7 +147,7 @@ class UpdateRule:
                 self.name,
                 self.cuda.functor,
                 constants,
-                fields=(),
+                fields={},
                 degrees=self.degrees,
                 stages={"gradient": (), "apply": (None,), "store": (), "follow": ()},
                 slots=(),

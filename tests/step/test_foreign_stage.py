@@ -402,6 +402,54 @@ def test_two_stages_may_share_a_function(
         np.testing.assert_array_equal(w.numpy(), F(1 - 0.25 / 4))
 
 
+def keywords(grad: Any, new: Any, *, double: Any, Real: Any) -> None:
+    new += double * grad
+    grad[...] = Real * new
+
+
+def own_names(grad: Any, s: Any, t0: Any, *, learning_rate_: Any, _x: Any) -> None:
+    s += grad * grad
+    t0 += learning_rate_ * (grad + s) - learning_rate_ * grad * grad
+    grad[...] = _x * t0
+
+
+def other_letters(grad: Any, größe: Any, *, η: Any) -> None:
+    größe += η * grad
+    grad[...] = größe
+
+
+@pytest.mark.parametrize(
+    ("function", "slots", "scalars"),
+    [
+        (keywords, ("new",), {"double": 2.0, "Real": 0.25}),
+        (own_names, ("s", "t0"), {"learning_rate_": 2.0, "_x": 0.25}),
+        (other_letters, ("größe",), {"η": 0.5}),
+    ],
+)
+def test_a_stage_may_give_slots_and_scalars_any_names(
+    function: Any,
+    slots: tuple[str, ...],
+    scalars: dict[str, float],
+    xp: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Halved(GradientNoise):
+        name, counter, stage = "halved", "halvings", Stage("halved", function, slots)
+
+        def scalars(self, steps: int) -> dict[str, Any]:
+            return scalars
+
+    monkeypatch.setitem(ORDER, "gradient", [*ORDER["gradient"], Halved.stage.name])
+    monkeypatch.setitem(STAGE_OPTIONS, Halved.name, Halved)
+    backend = CpuBackend(CpuLimits(small_elements=1, large_elements=0, elements_per_thread=64))
+    with backends.using(Device.cpu, backend):
+        w = variable_on(xp, np.ones(300, F))
+        given: dict[str, Any] = {Halved.name: (0.0, 0.0, 0)}
+        optimizer = gpuopt.GradientDescentOptimizer(1.0, **given)
+        optimizer.apply_gradients([(xp.full(300, F(0.5)), w)])
+        np.testing.assert_array_equal(w.numpy(), np.full(300, F(0.75)))
+
+
 @pytest.mark.parametrize("name", ["no-identifier", "größer", "2nd"])
 def test_names_of_stages_are_identifiers(name: str) -> None:
     with pytest.raises(ValueError, match="must be an ASCII identifier"):
