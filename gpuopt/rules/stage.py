@@ -132,7 +132,13 @@ class Stage:
         written = [name for name in kept if name in given]
         given |= {name: arrays[name].copy() for name in written}
         named = self._parameters(inspect.Parameter.KEYWORD_ONLY)
-        self.function(*given.values(), **{name: scalars[name] for name in named})
+        function: Any = self.function
+        returned = function(*given.values(), **{name: scalars[name] for name in named})
+        if returned is not None and not any(returned is each for each in given.values()):
+            raise TypeError(
+                f"the stage {self.name} returns {returned!r}: a stage writes into its arrays, as "
+                "by `grad *= ...` or `grad[...] = ...`"
+            )
         if written:
             grad = arrays["grad"]
             is_named = (grad != 0) | ~np.signbit(grad)

@@ -143,6 +143,11 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
     stages = [each for name in ORDER for each in in_order((*before, stage), name) if each]
     if len(stages) == len(before):
         raise ValueError(f"the stage {stage.name} is not in ORDER of gpuopt/rules/stage.py")
+    if others := {*stage.arrays} - {*stage.slots, *_given_to(stage)}:
+        raise ValueError(
+            f"the stage {stage.name} takes {sorted(others)}: neither its slots {stage.slots}, nor "
+            f"of {_given_to(stage)}, which a stage in its place gets"
+        )
     for what, mine, theirs in (
         ("scalars", stage.scalars, base.scalars),
         ("slots", stage.slots, base.slots),
@@ -172,6 +177,15 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
         rule=rule,
         stages=tuple(stages),
     )
+
+
+def _given_to(stage: Stage) -> tuple[str, ...]:
+    """Returns the arrays that a stage gets beside its slots."""
+    if stage.is_of("gradient"):
+        return "grad", NUMBER
+    if stage.is_of("store"):
+        return "var", NUMBER
+    return ("var",) if stage.is_of("follow") else ("var", "grad", "step")
 
 
 @cache

@@ -456,6 +456,44 @@ def test_names_of_stages_are_identifiers(name: str) -> None:
         Stage(name, delete)
 
 
+def returning(grad: Any) -> Any:
+    return grad * 2
+
+
+def of_its_variable(grad: Any, var: Any) -> None:
+    grad += var
+
+
+def of_an_unknown_slot(grad: Any, mean: Any) -> None:
+    grad += mean
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (returning, TypeError, "halved returns .*: a stage writes into its arrays"),
+        (of_its_variable, ValueError, r"halved takes \['var'\]: neither its slots"),
+        (of_an_unknown_slot, ValueError, r"halved takes \['mean'\]: neither its slots"),
+    ],
+)
+def test_functions_that_are_no_stages_are_refused_before_a_step(
+    function: Any, error: type[Exception], message: str, xp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Halved(GradientNoise):
+        name, counter, stage = "halved", "halvings", Stage("halved", function)
+
+        def scalars(self, steps: int) -> dict[str, Any]:
+            return {}
+
+    monkeypatch.setitem(ORDER, "gradient", [*ORDER["gradient"], Halved.stage.name])
+    monkeypatch.setitem(STAGE_OPTIONS, Halved.name, Halved)
+    w, given = variable_on(xp, np.ones(3, F)), {Halved.name: (0.0, 0.0, 0)}
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, **given)  # type: ignore[arg-type]
+    with pytest.raises(error, match=message):
+        optimizer.apply_gradients([(xp.ones(3, F), w)])
+    np.testing.assert_array_equal(w.numpy(), [1, 1, 1])
+
+
 @pytest.mark.contract
 @pytest.mark.parametrize("to", ["torch", "bitsandbytes"])
 def test_other_libraries_add_no_noise(to: str) -> None:
