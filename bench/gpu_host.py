@@ -54,7 +54,7 @@ STEPS = {
             dense_shapes=[(64,)],
         ),
         700,
-        1400,
+        None,
     ),
     "sparse_adagrad_26_tables": _Timed(Step(["adagrad"], [_TABLE] * 26, rows=_ROWS), 600, 9400),
 }
