@@ -10,6 +10,7 @@ import numpy as np
 from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
+    Range,
     update_rule,
 )
 from gpuopt.optimizers.base.caution import CAUTIOUS, CautiousOption
@@ -67,9 +68,13 @@ class RAdamOptimizer(CautiousOption):
     def __init__(
         self,
         learning_rate: Annotated[Hyperparameter, "Step size."] = 0.001,
-        beta1: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
-        beta2: Annotated[Hyperparameter, "Decay of the squared gradient's average `v`."] = 0.999,
-        epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
+        beta1: Annotated[
+            Hyperparameter, Range(0, below=1), "Decay of the gradient's average `m`."
+        ] = 0.9,
+        beta2: Annotated[
+            Hyperparameter, Range(0, below=1), "Decay of the squared gradient's average `v`."
+        ] = 0.999,
+        epsilon: Annotated[Hyperparameter, Range(0), "Keeps the division finite."] = 1e-8,
         cautious: Annotated[bool, CAUTIOUS] = False,
         **common: Unpack[Common],
     ) -> None:

@@ -50,7 +50,7 @@ class TorchAdagradOptimizer(StepCountingOptimizer):
         learning_rate_decay: Annotated[
             Hyperparameter, "How fast the step size falls with the steps."
         ] = 0.0,
-        epsilon: Annotated[Hyperparameter, "Added to the root."] = 1e-10,
+        epsilon: Annotated[Hyperparameter, Range(0), "Added to the root."] = 1e-10,
         initial_accumulator_value: Annotated[float, Range(0), "What `n` starts with."] = 0.0,
         **common: Unpack[Common],
     ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Unpack
 import numpy as np
 
 from gpuopt.optimizers.adam import adam
-from gpuopt.optimizers.base import DecayCommon, Hyperparameter
+from gpuopt.optimizers.base import DecayCommon, Hyperparameter, Range
 from gpuopt.optimizers.base.caution import CautiousOption
 from gpuopt.optimizers.base.weight_decay import DECAY_BY_RATE, RuleWithWeightDecay
 from gpuopt.state.counts import STEP_OF_EACH
@@ -39,9 +39,13 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
     def __init__(
         self,
         learning_rate: Annotated[Hyperparameter, "Step size."] = 0.001,
-        beta1: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
-        beta2: Annotated[Hyperparameter, "Decay of the squared gradient's average `v`."] = 0.999,
-        epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
+        beta1: Annotated[
+            Hyperparameter, Range(0, below=1), "Decay of the gradient's average `m`."
+        ] = 0.9,
+        beta2: Annotated[
+            Hyperparameter, Range(0, below=1), "Decay of the squared gradient's average `v`."
+        ] = 0.999,
+        epsilon: Annotated[Hyperparameter, Range(0), "Keeps the division finite."] = 1e-8,
         weight_decay: Annotated[Hyperparameter, DECAY_BY_RATE] = 0.01,
         cautious: Annotated[
             bool,

@@ -44,9 +44,13 @@ class TorchNAdamOptimizer(CautiousOption):
     def __init__(
         self,
         learning_rate: Annotated[Hyperparameter, "Step size."] = 0.002,
-        beta1: Annotated[Hyperparameter, "Decay of the gradient's average `m`."] = 0.9,
-        beta2: Annotated[Hyperparameter, "Decay of the squared gradient's average `v`."] = 0.999,
-        epsilon: Annotated[Hyperparameter, "Keeps the division finite."] = 1e-8,
+        beta1: Annotated[
+            Hyperparameter, Range(0, below=1), "Decay of the gradient's average `m`."
+        ] = 0.9,
+        beta2: Annotated[
+            Hyperparameter, Range(0, below=1), "Decay of the squared gradient's average `v`."
+        ] = 0.999,
+        epsilon: Annotated[Hyperparameter, Range(0), "Keeps the division finite."] = 1e-8,
         momentum_decay: Annotated[Hyperparameter, Range(0), "How fast `mu` grows."] = 0.004,
         cautious: Annotated[bool, CAUTIOUS] = False,
         **common: Unpack[Common],

@@ -11,6 +11,7 @@ from gpuopt.optimizers.base import (
     AllDigitsOptimizer,
     Common,
     Hyperparameter,
+    Range,
     update_rule,
 )
 
@@ -110,7 +111,7 @@ class TorchRMSpropOptimizer(AllDigitsOptimizer):
         self,
         learning_rate: Annotated[Hyperparameter, "Step size."] = 0.01,
         decay: Annotated[Hyperparameter, "Of the averages `r` and `mg`."] = 0.99,
-        epsilon: Annotated[Hyperparameter, "Added to the root."] = 1e-8,
+        epsilon: Annotated[Hyperparameter, Range(0), "Added to the root."] = 1e-8,
         momentum: Annotated[Hyperparameter, "What remains of the buffer `b` after a step."] = 0.0,
         centered: Annotated[
             bool, "Divide by the deviation instead of the root mean square."

@@ -111,6 +111,18 @@ def test_an_unknown_argument_is_answered_with_the_known_ones(cls: Any) -> None:
         cls(lr=0.1)
 
 
+@pytest.mark.parametrize("name", ["TorchAdamW", "TorchNAdam", "RAdam"])
+@pytest.mark.parametrize(
+    "bad", [{"beta1": 1.0}, {"beta2": 1.5}, {"beta1": -0.1}, {"epsilon": -1.0}], ids=str
+)
+def test_torchs_forms_refuse_the_numbers_that_torch_refuses(
+    name: str, bad: dict[str, float]
+) -> None:
+    [(argument, value)] = bad.items()
+    with pytest.raises(ValueError, match=rf"^{argument} must be at least 0.*, got {value}$"):
+        getattr(gpuopt, f"{name}Optimizer")(**bad)
+
+
 class DeclaringOptimizer(RuleOptimizer):
     """Descends."""
 

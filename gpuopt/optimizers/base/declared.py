@@ -38,14 +38,21 @@ class Range(NamedTuple):
         low: The smallest of them.
         high: The largest.
         above: What they are all larger than.
+        below: What they are all smaller than.
     """
 
     low: float | None = None
     high: float | None = None
     above: float | None = None
+    below: float | None = None
 
     def __str__(self) -> str:
-        limits = {"at least": self.low, "above": self.above, "at most": self.high}
+        limits = {
+            "at least": self.low,
+            "above": self.above,
+            "at most": self.high,
+            "below": self.below,
+        }
         return " and ".join(
             f"{word} {limit}" for word, limit in limits.items() if limit is not None
         )
@@ -56,6 +63,7 @@ class Range(NamedTuple):
             (self.low is None or number >= self.low)
             and (self.high is None or number <= self.high)
             and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
         )
 
 
