@@ -25,18 +25,18 @@ def moving_average(var: Any, grad: Any, *, average_weight: Any) -> None:
     follow(var, grad, average_weight)
 
 
-def move_average(var: Any, average: Any, *, average_weight: Any) -> None:
+def move_average(var: Any, _average: Any, *, average_weight: Any) -> None:
     """Moves the average towards the stored variable."""
-    follow(average, var, average_weight)
+    follow(_average, var, average_weight)
 
 
-_AVERAGE = Stage("averaged", move_average, slots=("average",))
+_AVERAGE = Stage("averaged", move_average, slots=("_average",))
 
 
 def averaged(base: UpdateRule, stored: np.dtype[Any] | None = None) -> StagedRule:
     """Returns the rule that does what `base` does, and moves an average towards the new variable.
 
-    It has the slot `average` before those of `base`, as slots of rows are the last ones, and the
+    It has the slot `_average` before those of `base`, as slots of rows are the last ones, and the
     scalar `average_weight` after its scalars: one less the weight of the old average.
 
     Args:

@@ -70,7 +70,9 @@ def make(kind: Kind, rule: UpdateRule, shapes: list[Any]) -> tuple[list[Target],
         master = np.asarray(random.normal(size=shape), FLOAT)
         of_average = FLOAT if kind.beside else kind.weights
         slots = [
-            np.asarray(random.uniform(1, 2, shape), of_average if name == "average" else kind.slots)
+            np.asarray(
+                random.uniform(1, 2, shape), of_average if name == "_average" else kind.slots
+            )
             for name in rule.slots
         ]
         var = master.astype(kind.weights)

@@ -58,7 +58,7 @@ def test_slots_of_stages_have_one_order_and_their_gradient_may_be_read_without_w
 
     stage = Stage("clipped", keep, slots=("kept",))
     rule = averaged(staged(row_wise_adagrad, stage))
-    assert rule.slots == ("average", "kept", "accumulator")
+    assert rule.slots == ("_average", "kept", "accumulator")
     assert staged(averaged(row_wise_adagrad), stage).slots == rule.slots
     slots = [np.full(2, float(k)) for k in range(3)]
     for is_read_only, left in ((True, 1.0), (False, 4.0)):

@@ -694,3 +694,28 @@ def test_squares_must_be_slots() -> None:
         def squared(var: Any, grad: Any, v: Any, *, rate: Any) -> None:
             v += grad * grad
             var -= rate * v
+
+
+def test_a_rule_with_a_slot_called_average_has_moving_averages() -> None:
+    @gpuopt.update_rule
+    def averaged_sign(var: Any, grad: Any, average: Any, *, learning_rate: Any) -> None:
+        average += grad
+        var -= learning_rate * np.sign(average)
+
+    class Own(RuleOptimizer):
+        rule = averaged_sign
+
+        def __init__(self, learning_rate: float, **common: Any) -> None:
+            super().__init__(common, learning_rate=learning_rate)
+
+    averages = gpuopt.ExponentialMovingAverage(0.5)
+    w = gpuopt.Variable(np.zeros(2, np.float32))
+    optimizer = Own(0.5, averages=averages)
+    for _ in range(2):
+        optimizer.apply_gradients([(np.ones(2, np.float32), w)])
+    np.testing.assert_array_equal(w.numpy(), [-1, -1])
+    average, slot = averages.average(w), optimizer.get_slot(w, "average")
+    assert average is not None
+    assert slot is not None
+    np.testing.assert_array_equal(average.numpy(), [-0.75, -0.75])
+    np.testing.assert_array_equal(slot.numpy(), [2, 2])

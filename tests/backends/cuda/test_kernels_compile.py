@@ -61,7 +61,7 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
         return 128 if slots > 2 and "double" in types else 80  # two blocks of 256
     if is_given_sums:  # as many as launch bounds ask for, at least
         return 128 if "double" in types else 80
-    is_averaged = kernel.rule is not None and "average" in kernel.rule.slots
+    is_averaged = kernel.rule is not None and "_average" in kernel.rule.slots
     storage = next((each for each in types if each.startswith("<")), "")
     if is_averaged and ("coded" in kernel.function or types.isdisjoint({"float", "double"})):
         # Two blocks of 256, or three: more elements are in registers than a rule has of itself.
