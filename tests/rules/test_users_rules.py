@@ -719,3 +719,18 @@ def test_a_rule_with_a_slot_called_average_has_moving_averages() -> None:
     assert slot is not None
     np.testing.assert_array_equal(average.numpy(), [-0.75, -0.75])
     np.testing.assert_array_equal(slot.numpy(), [2, 2])
+
+
+@gpuopt.update_rule
+def with_a_slot_called_master(var: Any, grad: Any, master: Any, *, learning_rate: Any) -> None:
+    master += grad
+    var -= learning_rate * master
+
+
+def test_a_slot_of_the_name_of_master_copies_is_refused_beside_them() -> None:
+    class Own(RuleOptimizer):
+        rule = with_a_slot_called_master
+
+    Own({}, learning_rate=0.5)
+    with pytest.raises(ValueError, match="^Own: masters=.* has a slot of this name. Rename that$"):
+        Own({"masters": "float32"}, learning_rate=0.5)

@@ -60,6 +60,11 @@ def slot_codecs_of(
         codecs.update(dict.fromkeys(rule.slots, codec))
     if masters is not None:
         codecs[MASTER] = _OF_MASTERS[_checked_masters(masters)]
+        if MASTER in rule.slots:
+            raise ValueError(
+                f'{optimizer}: masters={masters!r} keeps master copies in a slot "{MASTER}", and '
+                f"{rule.name} has a slot of this name. Rename that"
+            )
     return codecs
 
 
