@@ -179,7 +179,10 @@ class Run:
 
     def state(self, get: Callable[[Any], np.ndarray]) -> list[np.ndarray]:
         """Copies all variables, and after each its slots."""
-        return [get(variable.storage) for variable in self._with_slots()]
+        return [
+            get(each.storage) if hasattr(each, "storage") else each.numpy()  # a count of steps
+            for each in self._with_slots()
+        ]
 
     def take_over(self, state: Sequence[np.ndarray]) -> None:
         for variable, array in zip(self._with_slots(), state, strict=True):
