@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
+from array_slots import array_slots
 from dtypes import DTYPES_BY_NAME
 from every_optimizer import make, own_step
 
@@ -178,18 +179,15 @@ class Run:
         return [get(variable.storage) for variable in self._variables]
 
     def state(self, get: Callable[[Any], np.ndarray]) -> list[np.ndarray]:
-        """Copies all variables, and after each its slots."""
-        return [
-            get(each.storage) if hasattr(each, "storage") else each.numpy()  # a count of steps
-            for each in self._with_slots()
-        ]
+        """Copies all variables, and after each its slots but for counts."""
+        return [get(variable.storage) for variable in self._with_slots()]
 
     def take_over(self, state: Sequence[np.ndarray]) -> None:
         for variable, array in zip(self._with_slots(), state, strict=True):
             variable.assign(array)
 
     def _with_slots(self) -> Iterator[Variable]:
-        names = self._optimizer.get_slot_names()
+        names = array_slots(self._optimizer)
         for variable in self._variables:
             yield variable
             for slot in (self._optimizer.get_slot(variable, name) for name in names):
