@@ -120,13 +120,22 @@ class CountSlot:
         return self._number.numpy()
 
     def assign(self, value: Any) -> CountSlot:
-        """Changes the count of this variable alone."""
-        optimizer = self._optimizer
+        """Changes the count of this variable alone.
+
+        Raises:
+            ValueError: it is no single number, or a `step` that is no whole number from 0.
+        """
+        optimizer, given = self._optimizer, np.asarray(to_device(value, Device.cpu))
+        is_count = given.dtype.kind in "iuf" and given.size == 1
+        if is_count and self.name == STEP:
+            is_count = RANGE_OF_STEP.low <= given.item() == given.item() // 1
+        if not is_count:
+            raise ValueError(f'{self.name} of "{self._variable.name}" cannot be {value!r}')
         optimizer.ledger.settle()
         state, names = optimizer.state, list(optimizer.own_counts)
         with writing(), state.lock:
             counts = {name: state.slot(self._variable, name).numpy() for name in names}
-            counts[self.name] = to_device(value, Device.cpu).reshape(())
+            counts[self.name] = given.reshape(())
             assign_counts(state, {self._variable: counts}, optimizer)
         return self
 

@@ -433,3 +433,17 @@ def test_a_checkpoint_keeps_counts(tmp_path: Any) -> None:
     optimizer.apply_gradients([(G, variables["b"])])
     saver.restore(path)
     assert [count(optimizer, each) for each in variables.values()] == [5, 2]
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("bad", [-1, 1.5, "x", [1, 2], np.nan])
+def test_a_count_is_a_whole_number_from_0(bad: Any) -> None:
+    w = gpuopt.Variable(np.ones(2, np.float32), name="w")
+    optimizer = gpuopt.TorchAdamWOptimizer(0.1)
+    optimizer.apply_gradients([(np.ones(2, np.float32), w)])
+    count: Any = optimizer.get_slot(w, "step")
+    with pytest.raises(ValueError, match=r'^step of "w" cannot be '):
+        count.assign(bad)
+    assert int(count.numpy()) == 1
+    count.assign(7)
+    assert int(count.numpy()) == 7
