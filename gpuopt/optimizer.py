@@ -676,7 +676,7 @@ class Optimizer(ListsWhatUsersNeed, CopiedByConstructor, Hooks):
     def _counts_of_all(
         self, numbers: Mapping[str, Any], name: str, variable: Variable | None
     ) -> Mapping[str, Any]:
-        """Returns a variable's counts, from a state that has one count for all; see `State`.
+        """Returns a variable's counts, from a state that has one count for all variables.
 
         Args:
             numbers: The state's, by name.

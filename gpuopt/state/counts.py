@@ -78,13 +78,7 @@ class CountingOptimizer(Protocol):
     def _counts_of_all(
         self, numbers: Mapping[str, Any], name: str, variable: Variable | None
     ) -> Mapping[str, Any]:
-        """Returns a variable's counts in a state with one count for all variables.
-
-        Args:
-            numbers: The state's, by name.
-            name: The variable's there.
-            variable: None if it does not exist yet.
-        """
+        """Returns a variable's counts in a state with one count for all; see `Optimizer`."""
 
 
 class CountSlot:
@@ -128,7 +122,7 @@ class CountSlot:
         optimizer, given = self._optimizer, np.asarray(to_device(value, Device.cpu))
         is_count = given.dtype.kind in "iuf" and given.size == 1
         if is_count and self.name == STEP:
-            is_count = RANGE_OF_STEP.low <= given.item() == given.item() // 1
+            is_count = given.item() >= 0 and given.item() % 1 == 0
         if not is_count:
             raise ValueError(f'{self.name} of "{self._variable.name}" cannot be {value!r}')
         optimizer.ledger.settle()
