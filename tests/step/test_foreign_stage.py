@@ -1,6 +1,7 @@
-"""A stage is one file and two lines that name it: here is one that gpuopt does not have.
+"""A stage is one file and two lines that name it: here are two that gpuopt does not have.
 
-It is gradient noise, beside a model of it in float64 that has its own generator.
+One adds noise to gradients; the other, with a slot, puts means of gradients in their place. Each is
+beside a model of it in float64 that has nothing of gpuopt.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import fake_cupy
+import gradient_noise
+import ml_dtypes
 import numpy as np
 import pytest
+import smoothed_gradient
 from each_device import variable_on
 from fuzzing.noise_model import ETA, GAMMA, SEED, noise
-from gradient_noise import GradientNoise, register
+from gradient_noise import GradientNoise
 from restored_runs import Run, check_a_restored_run
+from smoothed_gradient import SmoothedGradient
 from stages import STAGES
 
 import gpuopt
@@ -31,25 +36,31 @@ from gpuopt.rules.stage import ORDER, Stage
 from gpuopt.step.options import STAGE_OPTIONS
 
 F = np.float32
-NOISE: dict[str, Any] = {GradientNoise.name: (ETA, GAMMA, SEED)}
+DECAY = 0.75
 
 
 def noise_of(eta: float, gamma: float, seed: int) -> dict[str, Any]:
     return {GradientNoise.name: (eta, gamma, seed)}
 
 
+NOISE = noise_of(ETA, GAMMA, SEED)
+SMOOTHED: dict[str, Any] = {SmoothedGradient.name: DECAY}
+
+
 @pytest.fixture(autouse=True)
-def _is_known(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    register(monkeypatch)
+def _are_known(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    gradient_noise.register(monkeypatch)
+    smoothed_gradient.register(monkeypatch)
     yield
     assert "cannot build" not in caplog.text
 
 
-SHAPES = [(), (3,), (40,), (6, 5), (0,), (300, 7)]
-TABLE, ROWS = (12, 20), np.array([4, 1, 9, 0, 7])
-# What one optimizer with noise does is what it does without by noisy gradients.
+SHAPES = {"w0": (), "w1": (3,), "w2": (40,), "w3": (6, 5), "empty": (0,), "w4": (300, 7)}
+TABLE, ROWS = (12, 20), np.array([4, 1, 9, 0, 7, 1])
+# A step with a stage is one without it by the model's gradients. Of these, `slot_bits` and the like
+# keep few digits, where numbers that differ by rounding may differ by more.
 KINDS_OF_STEPS: dict[str, Callable[..., Any]] = {
-    **STAGES,
+    **{name: make for name, make in STAGES.items() if "clip" not in name and name != "groups"},
     "float64 sums": lambda **more: gpuopt.LAMBOptimizer(0.01, **more),
     "nesterov": lambda **more: gpuopt.MomentumOptimizer(0.1, 0.9, use_nesterov=True, **more),
     "ftrl": lambda **more: gpuopt.FtrlOptimizer(0.1, l1_regularization_strength=0.01, **more),
@@ -57,69 +68,110 @@ KINDS_OF_STEPS: dict[str, Callable[..., Any]] = {
     "several rates": lambda **more: gpuopt.AdamOptimizer(
         groups=[gpuopt.ParameterGroup("(w[24]|table2)(_.*)?", learning_rate=0.5)], **more
     ),
+    "slots in bfloat16": lambda **more: gpuopt.AdamOptimizer(slot_dtype="bfloat16", **more),
+    "rounded at random": lambda **more: gpuopt.AdamOptimizer(
+        slot_dtype="bfloat16", stochastic_rounding=5, **more
+    ),
+    "averaged": lambda **more: gpuopt.MomentumOptimizer(
+        0.1, 0.9, averages=gpuopt.ExponentialMovingAverage(0.5), **more
+    ),
 }
-CLIPPED = [name for name in KINDS_OF_STEPS if "clip" in name or "groups" in name]
+FEW_DIGITS = ("slot_bits", "slots in bfloat16", "rounded at random")
 
 
 def drawn(seed: int, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
     return np.asarray(np.random.default_rng(seed).normal(size=shape)).astype(dtype)
 
 
-def pairs_of(xp: Any, variables: list[gpuopt.Variable], step: int, *, by_hand: bool) -> list[Any]:
-    """Returns gradients, to which noise is added by hand if that is asked for."""
-    pairs: list[Any] = []
-    for number, variable in enumerate(variables):
-        dtype, name = variable.dtype, variable.name.partition("_")[0]
-        if variable.name.startswith("table"):
-            values = drawn(100 * step + number, (len(ROWS), TABLE[1]), dtype)
-            values += (noise(step, TABLE, name)[ROWS] * by_hand).astype(dtype)
-            pairs.append((gpuopt.IndexedSlices(xp.asarray(values), xp.asarray(ROWS)), variable))
-        else:
-            gradient = drawn(100 * step + number, variable.shape, dtype)
-            gradient = np.asarray(gradient + noise(step, variable.shape, name) * by_hand)
-            pairs.append((xp.asarray(gradient.astype(dtype)), variable))
-    return pairs
+class Noisy:
+    """Noise in numpy."""
+
+    option = NOISE
+
+    def gradient(self, name: str, given: np.ndarray, step: int, rows: Any = ...) -> np.ndarray:
+        """Returns what the stage makes of a gradient in float64: all of it, or some rows."""
+        return np.asarray(given + noise(step, given.shape, name))
 
 
-def start(xp: Any, kind: str, dtype: Any, name: str = "") -> list[gpuopt.Variable]:
-    shapes = {} if kind == "sparse" else {f"w{i}{name}": each for i, each in enumerate(SHAPES)}
+class Means:
+    """Means of gradients in numpy."""
+
+    option = SMOOTHED
+
+    def __init__(self) -> None:
+        self.of: dict[str, np.ndarray] = {}
+
+    def gradient(self, name: str, given: np.ndarray, step: int, rows: Any = ...) -> np.ndarray:
+        mean = self.of.setdefault(name, np.zeros(given.shape))
+        mean[rows] = DECAY * mean[rows] + (1 - DECAY) * given[rows]
+        return mean / (1 - DECAY ** (step + 1))
+
+
+def summed(values: np.ndarray) -> np.ndarray:
+    """Returns the sum of the rows of each of `ROWS`, for all rows."""
+    dense = np.zeros(TABLE)
+    np.add.at(dense, ROWS, values.astype(np.float64))
+    return dense
+
+
+def pairs_of(xp: Any, model: Any, variables: tuple[Any, Any], seed: int, step: int) -> Any:
+    """Returns (what the step with the stage is given, what the step without it is)."""
+    w, v = variables
+    if not w.name.startswith("table"):
+        gradient = drawn(seed, w.shape, w.dtype)
+        expected = model.gradient(w.name, gradient.astype(np.float64), step).astype(w.dtype)
+        return (xp.asarray(gradient), w), (xp.asarray(expected), v)
+    values, named = drawn(seed, (len(ROWS), TABLE[1]), w.dtype), np.unique(ROWS)
+    expected = model.gradient(w.name, summed(values), step, named)[named].astype(w.dtype)
+    given = gpuopt.IndexedSlices(xp.asarray(values), xp.asarray(ROWS))
+    return (given, w), (gpuopt.IndexedSlices(xp.asarray(expected), xp.asarray(named)), v)
+
+
+def variables_of(xp: Any, kind: str, dtype: Any, suffix: str) -> list[gpuopt.Variable]:
+    shapes = {} if kind == "sparse" else dict(SHAPES)
     if kind != "dense":
-        shapes |= {f"table{name}": TABLE, f"table2{name}": TABLE}
+        shapes |= {"table": TABLE, "table2": TABLE}
     return [
-        variable_on(xp, drawn(i, shape, dtype), name=name)
+        variable_on(xp, drawn(i, shape, dtype), name=name + suffix)
         for i, (name, shape) in enumerate(shapes.items())
     ]
 
 
-@pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
-@pytest.mark.parametrize("name", [name for name in KINDS_OF_STEPS if name not in CLIPPED])
-@pytest.mark.parametrize("limits", ["small", "large"])
-def test_every_kind_of_step_is_that_of_noisy_gradients(
-    name: str, kind: str, limits: str, xp: Any
-) -> None:
-    make = KINDS_OF_STEPS[name]
+def check(name: str, variable: gpuopt.Variable, got: Any, expected: Any) -> None:
+    a, b = (np.asarray(each.numpy()).astype(np.float64) for each in (got, expected))
+    bound = 0.02 if name in FEW_DIGITS else 2e-5
+    largest = np.abs(b).max(initial=0)
+    np.testing.assert_allclose(a, b, rtol=0, atol=bound * largest, err_msg=variable.name)
+
+
+# The product of stages, walks and forms is drawn by tests/fuzz/test_all_stages.py.
+@pytest.mark.parametrize("stage", [Noisy, Means])
+@pytest.mark.parametrize("name", KINDS_OF_STEPS)
+def test_every_kind_of_step_is_that_of_the_models_gradients(name: str, stage: Any, xp: Any) -> None:
+    make, model, at = KINDS_OF_STEPS[name], stage(), [*KINDS_OF_STEPS].index(name)
     dtype = np.float64 if "float64" in name else np.float32
-    large = {"small": 10**9, "large": 0}[limits]
-    if limits == "large" and xp is not np:
-        pytest.skip("of the host")
+    kind, large = ("mixed", "dense", "sparse", "mixed")[at % 4], (10**9, 0)[at // 4 % 2]
     backend = CpuBackend(CpuLimits(small_elements=1, large_elements=large, elements_per_thread=64))
     with backends.using(Device.cpu, backend):
-        mine, theirs = (start(xp, kind, dtype, each) for each in ("", "_of_model"))
-        ours = make(**NOISE)
-        plain = make()
+        mine, theirs = (variables_of(xp, kind, dtype, each) for each in ("", "_of_model"))
+        ours, plain = make(**model.option), make()
         for step in range(3):
-            for w, v in zip(mine, theirs, strict=True):
+            pairs, expected = [], []
+            for number, (w, v) in enumerate(zip(mine, theirs, strict=True)):
                 v.assign(w.numpy())
-            ours.apply_gradients(pairs_of(xp, mine, step, by_hand=False))
-            plain.apply_gradients(pairs_of(xp, theirs, step, by_hand=True))
+                given, of_model = pairs_of(xp, model, (w, v), 100 * step + number, step)
+                pairs.append(given)
+                expected.append(of_model)
+            ours.apply_gradients(pairs)
+            plain.apply_gradients(expected)
             for w, v in zip(mine, theirs, strict=True):
-                slots = [(ours.get_slot(w, s), plain.get_slot(v, s)) for s in ours.get_slot_names()]
-                for got, expected in [(w, v), *slots]:
-                    a, b = got.numpy().astype(np.float64), expected.numpy().astype(np.float64)
-                    bound = 0.02 if "slot_bits" in name else 2e-5
-                    np.testing.assert_allclose(
-                        a, b, rtol=0, atol=bound * np.abs(b).max(initial=0), err_msg=w.name
-                    )
+                check(name, w, w, v)
+                for slot in plain.get_slot_names():
+                    check(name, w, ours.get_slot(w, slot), plain.get_slot(v, slot))
+                if stage is Means:
+                    own = ours.get_slot(w, "mean")
+                    assert (own.shape, own.device) == (w.shape, w.device)
+                    check(name, w, own, gpuopt.Variable(model.of[w.name]))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -228,14 +280,17 @@ def test_copies_of_a_mirrored_variable_have_the_same_noise() -> None:
         np.testing.assert_allclose(-each.numpy(), noise(0, (50,), "w"), atol=1e-5)
 
 
-@pytest.mark.parametrize("by_saver", [False, True], ids=["state_dict", "Saver"])
-@pytest.mark.parametrize("is_made", [False, True], ids=["before", "after its first step"])
-@pytest.mark.parametrize("more", [{}, {"slot_bits": 8}, {"catch_up": True}], ids=str)
+@pytest.mark.parametrize("option", [NOISE, SMOOTHED], ids=["noise", "means"])
+@pytest.mark.parametrize(
+    ("more", "by_saver", "is_made"),
+    [({}, False, True), ({"slot_bits": 8}, True, False), ({"catch_up": True}, True, True)],
+    ids=str,
+)
 def test_a_restored_run_goes_on_to_the_bit(
-    by_saver: bool, is_made: bool, more: Any, xp: Any, tmp_path: Path
+    option: Any, more: Any, by_saver: bool, is_made: bool, xp: Any, tmp_path: Path
 ) -> None:
     def adam() -> Any:
-        return gpuopt.AdamOptimizer(0.01, **NOISE, **more)
+        return gpuopt.AdamOptimizer(0.01, **option, **more)
 
     def step(optimizer: Any, variable: gpuopt.Variable, seed: int) -> None:
         values = xp.asarray(drawn(seed, (len(ROWS), 20)))
@@ -246,6 +301,9 @@ def test_a_restored_run_goes_on_to_the_bit(
         for start in (drawn(0, TABLE), np.zeros(TABLE, np.float32))
     )
     check_a_restored_run(run, other, step, tmp_path, by_saver=by_saver, is_made=is_made)
+    for slot in run.optimizer.get_slot_names():
+        slots = [each.optimizer.get_slot(each.variable, slot).numpy() for each in (other, run)]
+        np.testing.assert_array_equal(*slots)
 
 
 @pytest.mark.parametrize("begins", [False, True])
@@ -283,19 +341,21 @@ def test_a_stage_may_stand_between_unscaling_and_clipping(clip: Any, scale: Any,
     np.testing.assert_allclose(-w.numpy(), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("option", [NOISE, SMOOTHED], ids=["noise", "means"])
 @pytest.mark.parametrize("wrapped", ["on_nonfinite", "loss_scale"])
-def test_a_step_that_is_left_out_does_not_count(wrapped: str, xp: Any) -> None:
+def test_a_step_that_is_left_out_does_not_count(wrapped: str, option: Any, xp: Any) -> None:
     results = []
     for is_bad in (False, True):
         w = variable_on(xp, drawn(0, (300,)))
         more: dict[str, Any] = {"on_nonfinite": "skip"} if wrapped == "on_nonfinite" else {}
-        optimizer: Any = gpuopt.AdamOptimizer(0.01, **NOISE, **more)
+        optimizer: Any = gpuopt.AdamOptimizer(0.01, **option, **more)
         if wrapped == "loss_scale":
             optimizer = gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(8.0))
         bad = [np.full(300, np.inf, np.float32)] * is_bad
         for gradient in (drawn(1, (300,)), *bad, drawn(2, (300,))):
             optimizer.apply_gradients([(xp.asarray(gradient), w)])
-        results.append(w.numpy())
+        slots = [optimizer.get_slot(w, slot).numpy() for slot in optimizer.get_slot_names()]
+        results.append([w.numpy(), *slots])
     np.testing.assert_array_equal(*results)
 
 
@@ -504,3 +564,108 @@ def test_other_libraries_add_no_noise(to: str) -> None:
     optimizer.apply_gradients([(np.ones(3, np.float32), w)])
     with pytest.raises(ValueError, match="gradient_noise"):
         getattr(gpuopt, f"optimizer_to_{to}")(optimizer, [w])
+
+
+@pytest.mark.parametrize("options", [(SMOOTHED, {}), ({}, SMOOTHED)], ids=["ends", "begins"])
+def test_a_run_that_begins_or_ends_to_have_it_is_refused(options: Any) -> None:
+    first, then = (gpuopt.AdamOptimizer(0.01, **each) for each in options)
+    w, v = (gpuopt.Variable(drawn(0, (30,)), name="w") for _ in range(2))
+    first.apply_gradients([(drawn(1, (30,)), w)])
+    with pytest.raises(ValueError, match=r'has (a|no) slot "mean"'):
+        then.load_state_dict(first.state_dict({"w": w}), {"w": v})
+
+
+@pytest.mark.parametrize("options", [{}, {"catch_up": True, "slot_bits": 8}], ids=str)
+def test_rows_without_a_gradient_keep_their_means(options: Any, xp: Any) -> None:
+    table = variable_on(xp, drawn(0, (6, 4)))
+    optimizer = gpuopt.AdamOptimizer(0.1, **SMOOTHED, **options)
+    expected = np.zeros((6, 4))
+    for step, row in enumerate([2, 2, 5, 3]):
+        values = drawn(step, (1, 4))
+        expected[row] += (1 - DECAY) * (values[0] - expected[row])
+        slices = gpuopt.IndexedSlices(xp.asarray(values), xp.asarray(np.array([row])))
+        optimizer.apply_gradients([(slices, table)])
+    mean: Any = optimizer.get_slot(table, "mean")
+    bound = 0.02 if options.get("slot_bits") else 1e-6
+    np.testing.assert_allclose(mean.numpy(), expected, atol=bound)
+    assert not mean.numpy()[[0, 1, 4]].any()
+
+
+@pytest.mark.parametrize("clip", [{"clip_value": 0.5}, {"clip_norm": 2.0}], ids=str)
+@pytest.mark.parametrize("kind", [gpuopt.GradientDescentOptimizer, gpuopt.LARSOptimizer])
+def test_the_mean_is_clipped(kind: Any, clip: Any, xp: Any) -> None:
+    w, v = (variable_on(xp, drawn(0, (300,))) for _ in range(2))
+    ours, plain, means = kind(1.0, **clip, **SMOOTHED), kind(1.0), Means()
+    for step in range(2):
+        v.assign(w.numpy())
+        gradient = drawn(step + 1, (300,))
+        ours.apply_gradients([(xp.asarray(gradient), w)])
+        expected = means.gradient("w", gradient.astype(np.float64), step)
+        if "clip_value" in clip:
+            expected = np.clip(expected, -0.5, 0.5)
+        else:  # norms are of the gradients as they are given
+            expected = expected * 2 / np.linalg.norm(gradient.astype(np.float64))
+        plain.apply_gradients([(xp.asarray(expected.astype(np.float32)), v)])
+        np.testing.assert_allclose(w.numpy(), v.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("masters", ["float32", "remainder"])
+def test_it_goes_with_master_copies(masters: Any, xp: Any) -> None:
+    bfloat16 = ml_dtypes.bfloat16
+    w = variable_on(xp, drawn(0, (300,)).astype(bfloat16))
+    v = variable_on(xp, w.numpy().astype(np.float32))
+    ours, means = gpuopt.AdamOptimizer(0.1, masters=masters, **SMOOTHED), Means()
+    plain = gpuopt.AdamOptimizer(0.1)
+    for step in range(3):
+        gradient = drawn(step + 1, (300,)).astype(bfloat16)
+        ours.apply_gradients([(xp.asarray(gradient), w)])
+        mean = means.gradient("w", gradient.astype(np.float64), step)
+        plain.apply_gradients([(xp.asarray(mean.astype(np.float32)), v)])
+    slot: Any = ours.get_slot(w, "mean")
+    assert slot.dtype == np.float32
+    np.testing.assert_allclose(slot.numpy(), means.of["w"], atol=1e-6)
+    master: Any = ours.get_slot(w, "master")
+    np.testing.assert_allclose(master.numpy(), v.numpy(), atol=1e-5)
+
+
+def test_rows_that_are_added_begin_with_means_of_0() -> None:
+    table = gpuopt.Variable(drawn(0, (3, 2)), name="table")
+    optimizer = gpuopt.AdamOptimizer(0.1, **SMOOTHED)
+    optimizer.apply_gradients([(drawn(1, (3, 2)), table)])
+    before: Any = optimizer.get_slot(table, "mean")
+    kept = before.numpy()
+    gpuopt.rows(table).append(np.ones((2, 2), np.float32))
+    mean: Any = optimizer.get_slot(table, "mean")
+    np.testing.assert_array_equal(mean.numpy(), [*kept, *np.zeros((2, 2))])
+
+
+@pytest.mark.contract
+def test_slots_of_a_stage_are_listed_and_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    w = gpuopt.Variable(drawn(0, (3,)))
+    optimizer = gpuopt.AdamOptimizer(0.1, **SMOOTHED)
+    optimizer.apply_gradients([(drawn(1, (3,)), w)])
+    assert optimizer.get_slot_names() == ["m", "mean", "v"]
+    assert main(["show", "adam", "--smoothed-gradient", "0.5"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["mean", "float32"] in [line[1:3] for line in lines]
+
+
+@pytest.mark.contract
+def test_slots_of_one_name_are_refused() -> None:
+    @gpuopt.update_rule
+    def own(var: Any, grad: Any, mean: Any, *, learning_rate: Any) -> None:
+        mean += grad
+        var -= learning_rate * mean
+
+    class Own(gpuopt.optimizers.base.RuleOptimizer):
+        rule = own
+
+        def __init__(
+            self, learning_rate: float, **common: Unpack[gpuopt.optimizers.base.Common]
+        ) -> None:
+            super().__init__(common, learning_rate=learning_rate)
+
+    with pytest.raises(ValueError, match=r"smoothed and own both have slots \['mean'\]"):
+        Own(0.1, **SMOOTHED)
