@@ -101,15 +101,15 @@ class RaisingWithDtype(Raising):
     dtype = np.dtype(np.float32)
 
 
-@pytest.mark.parametrize("gradient", [Raising, RaisingWithDtype])
 @pytest.mark.parametrize(
-    ("make_error", "expected"),
+    ("gradient", "make_error", "expected"),
     [
-        (lambda: ValueError("inner"), ValueError),
-        (lambda: TypeError("inner"), TypeError),
-        (lambda: UnicodeDecodeError("ascii", b"", 0, 1, "inner"), ValueError),
-        (lambda: RuntimeError("inner"), RuntimeError),
-        (lambda: MemoryError("inner"), MemoryError),
+        (RaisingWithDtype, lambda: ValueError("inner"), ValueError),
+        (Raising, lambda: ValueError("inner"), ValueError),
+        (Raising, lambda: TypeError("inner"), TypeError),
+        (Raising, lambda: UnicodeDecodeError("ascii", b"", 0, 1, "inner"), ValueError),
+        (Raising, lambda: RuntimeError("inner"), RuntimeError),
+        (Raising, lambda: MemoryError("inner"), MemoryError),
     ],
 )
 def test_what_a_gradients_own_code_raises_names_the_variable(
@@ -144,7 +144,6 @@ def test_slices_that_are_changed_in_place_are_refused_with_the_variables_name(
         gpuopt.MomentumOptimizer(0.1, 0.9).apply_gradients([(slices, table)])
 
 
-@pytest.mark.parametrize("as_pair", [tuple, list], ids=["tuple", "list"])
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -155,16 +154,20 @@ def test_slices_that_are_changed_in_place_are_refused_with_the_variables_name(
     ],
     ids=["plain", "loss_scale", "accumulation", "nonfinite"],
 )
-def test_a_pair_without_its_list_is_refused_before_its_rows_are_taken_for_a_pair(
-    as_pair: Any, wrap: Any
-) -> None:
+def test_a_pair_without_its_list_is_refused_before_its_rows_are_taken_for_a_pair(wrap: Any) -> None:
     gradient, variable = np.ones((2, 3), np.float32), Variable(np.zeros((2, 3), np.float32))
     optimizer = wrap(GradientDescentOptimizer(0.1))
-    for one, other in ((gradient, variable), (Variable(gradient), variable)):
+    pairs: tuple[Any, ...] = (
+        (gradient, variable),
+        [gradient, variable],
+        (Variable(gradient), variable),
+    )
+    for pair in pairs:
         with pytest.raises(ValueError, match=r"of shape \(2, 3\).*\[\(gradient, variable\)\]"):
-            optimizer.apply_gradients(as_pair((one, other)))
-    with pytest.raises(ValueError, match=r"\[\(gradient, variable\)\]"):
-        clip_gradients_by_global_norm(as_pair((gradient, variable)))
+            optimizer.apply_gradients(pair)
+    for pair in pairs[:2]:
+        with pytest.raises(ValueError, match=r"\[\(gradient, variable\)\]"):
+            clip_gradients_by_global_norm(pair)
     assert not variable.numpy().any()
     assert (gradient == 1).all()
 
@@ -214,22 +217,19 @@ CALLS_THAT_ITERATE = {
 
 
 @pytest.mark.parametrize("call", CALLS_THAT_ITERATE.values(), ids=CALLS_THAT_ITERATE)
-@pytest.mark.parametrize("make", [Eager, failing_generator])
-@pytest.mark.parametrize("kind", [TypeError, OwnError])
-def test_an_error_of_the_users_own_iterable_stays_what_it_is(
-    call: Any, make: Any, kind: type[Exception]
-) -> None:
-    error = kind(1, "the user's own")
-    with pytest.raises(type(error)) as raised:
-        call(make(error))
-    assert raised.value is error
+def test_an_error_of_the_users_own_iterable_stays_what_it_is(call: Any) -> None:
+    for make, kind in ((Eager, TypeError), (failing_generator, TypeError), (Eager, OwnError)):
+        error = kind(1, "the user's own")
+        with pytest.raises(type(error)) as raised:
+            call(make(error))
+        assert raised.value is error
 
 
 @pytest.mark.parametrize("call", CALLS_THAT_ITERATE.values(), ids=CALLS_THAT_ITERATE)
-@pytest.mark.parametrize("given", [5, np.array(5.0)])
-def test_what_has_no_elements_is_refused_by_name(call: Any, given: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"must be a|expected a|decay_var_list"):
-        call(given)
+def test_what_has_no_elements_is_refused_by_name(call: Any) -> None:
+    for given in (5, np.array(5.0)):
+        with pytest.raises((TypeError, ValueError), match=r"must be a|expected a|decay_var_list"):
+            call(given)
 
 
 class Listed(list[Any]):

@@ -103,8 +103,13 @@ def handled_signal() -> Any:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("call", [*CALLS, "step of another"])
-@pytest.mark.parametrize("around", ["step", "its scalars", "restore", "load_state_dict"])
+@pytest.mark.parametrize(
+    ("around", "call"),
+    [
+        *(("step", call) for call in (*CALLS, "step of another")),
+        *((around, "step") for around in ("its scalars", "restore", "load_state_dict")),
+    ],
+)
 def test_a_call_by_a_signal_handler_in_the_middle_of_another_raises_at_once(
     around: str,
     call: str,

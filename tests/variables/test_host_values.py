@@ -18,7 +18,6 @@ ALL = np.arange(12, dtype=np.float32).reshape(4, 3) / 4 + 1
 MASK = np.array([[True, False, True]] * 4)
 
 OPERANDS = {
-    "all": ALL,
     "a row": ROW,
     "a list": [1, 2, 3],
     "a tuple": (1, 2, 3),
@@ -51,8 +50,11 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "numpy.multiply": lambda v: np.multiply(v, ROW, out=v),
     "numpy.concatenate": lambda v: np.concatenate([ALL[:1], ALL[1:]], out=v),
     **{
-        f"{name} {form}": lambda v, name=name, value=value: getattr(operator, name)(v, value)
+        name: lambda v, name=name: getattr(operator, name)(v, ALL)
         for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod")
+    },
+    **{
+        f"iadd {form}": lambda v, value=value: operator.iadd(v, value)
         for form, value in OPERANDS.items()
     },
     "imatmul": lambda v: operator.imatmul(v, np.eye(3, k=1, dtype=np.float32)),

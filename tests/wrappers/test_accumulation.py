@@ -302,9 +302,10 @@ class Model:
 @pytest.mark.parametrize(
     ("way", "stopped_at"),
     [
-        *((way, number) for way in ("saver", "state_dict") for number in (1, 2, 4, 5, 7, 8)),
+        *(("saver", number) for number in (1, 5, 8)),
+        *(("state_dict", number) for number in (2, 4, 7)),
         # Whose slots are made: a state without them does not fit.
-        *(("saver, same optimizer", number) for number in (5, 7, 8)),
+        *(("saver, same optimizer", number) for number in (5, 7)),
     ],
 )
 def test_a_run_goes_on_in_the_middle_of_accumulation(
@@ -494,10 +495,7 @@ def test_one_optimizer_accumulates_for_another() -> None:
     assert GradientAccumulationOptimizer(inner, 3).accumulated_steps == 1
 
 
-every_half = pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=str)
-
-
-@every_half
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=str)
 @pytest.mark.parametrize("stages", STAGES)
 @pytest.mark.one_in(8)
 def test_updates_in_16_bits_take_sums_of_float32(
@@ -525,8 +523,16 @@ def test_updates_in_16_bits_take_sums_of_float32(
             np.testing.assert_allclose(inner.global_norm, plain.global_norm, rtol=3e-7)
 
 
-@every_half
-@pytest.mark.parametrize("kind", ["dense", "sparse", "sparse first", "dense first", "many rows"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("dense", np.float16),
+        ("sparse", ml_dtypes.bfloat16),
+        ("sparse first", np.float16),
+        ("dense first", ml_dtypes.bfloat16),
+        ("many rows", np.float16),
+    ],
+)
 def test_sums_of_16_bits_are_not_rounded(every_form_one_by_one: str, kind: str, dtype: Any) -> None:
     w = Variable(np.zeros((3, 2), dtype))
     optimizer = GradientAccumulationOptimizer(
@@ -540,8 +546,9 @@ def test_sums_of_16_bits_are_not_rounded(every_form_one_by_one: str, kind: str, 
     assert (w.numpy() == -3).all()
 
 
-@every_half
-@pytest.mark.parametrize("way", ["saver", "state_dict"])
+@pytest.mark.parametrize(
+    ("way", "dtype"), [("saver", np.float16), ("state_dict", ml_dtypes.bfloat16)]
+)
 def test_float32_sums_of_16_bits_are_restored(way: str, dtype: Any, tmp_path: Path) -> None:
     def model() -> tuple[list[Variable], Any, gpuopt.Saver]:
         variables = [Variable(np.zeros((2, 1), dtype), name=name) for name in ("w", "table")]
@@ -586,7 +593,6 @@ def test_a_reset_drops_sparse_gradients_that_were_restored() -> None:
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("is_made_late", [False, True])
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -603,11 +609,7 @@ def test_a_reset_drops_sparse_gradients_that_were_restored() -> None:
         ({"gradient_unique_rows": [1]}, r'"gradient_unique_rows" of "rows" has shape \(\)'),
     ],
 )
-def test_impossible_sums_are_refused_and_nothing_is_changed(
-    changes: Any, problem: str, is_made_late: bool
-) -> None:
-    if is_made_late and "accumulated_steps" in changes:
-        pytest.skip("no variable is looked at")
+def test_impossible_sums_are_refused_and_nothing_is_changed(changes: Any, problem: str) -> None:
     table = Variable(np.zeros((2, 1), np.float32), name="rows")
     optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
     slices = IndexedSlices(np.ones((2, 1), np.float32), np.array([1, 0]))
@@ -620,19 +622,20 @@ def test_impossible_sums_are_refused_and_nothing_is_changed(
             del state["slots"][name]["rows"]
         else:
             state["slots"].setdefault(name, {})["rows"] = np.array(value)
-    if is_made_late:
-        del table
-        optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
-        optimizer.load_state_dict(state)
-        table = Variable(np.zeros((2, 1), np.float32), name="rows")
-        with pytest.raises(ValueError, match=problem):
-            optimizer.apply_gradients([(slices, table)])
-        return
     with pytest.raises((TypeError, ValueError), match=problem):
         optimizer.load_state_dict(state)
     assert optimizer.accumulated_steps == 1
     optimizer.apply_gradients([(slices, table)])
     assert table.numpy().tolist() == [[-1], [-1]]
+    if "accumulated_steps" in changes:
+        return
+    # Of a variable that is made later, its first step finds it.
+    del table
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
+    optimizer.load_state_dict(state)
+    table = Variable(np.zeros((2, 1), np.float32), name="rows")
+    with pytest.raises(ValueError, match=problem):
+        optimizer.apply_gradients([(slices, table)])
 
 
 @pytest.mark.parametrize("call", ["apply_gradients", "apply_accumulated", "reset"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,14 @@ def around_adam(kind: str, scale: float, name: str = "Adam") -> Any:
     return adam if manager is None else gpuopt.LossScaleOptimizer(adam, manager(scale))
 
 
-@pytest.mark.parametrize("how", ["state", "saver"])
-@pytest.mark.parametrize("after", list(MANAGERS))
-@pytest.mark.parametrize("before", list(MANAGERS))
+# By a state and by a file in turn.
+@pytest.mark.parametrize(
+    ("before", "after", "how"),
+    [
+        (before, after, ("state", "saver")[number % 2])
+        for number, (before, after) in enumerate(itertools.product(MANAGERS, repeat=2))
+    ],
+)
 def test_a_run_goes_on_with_another_manager_with_one_and_without(
     before: str, after: str, how: str, tmp_path: Path
 ) -> None:
