@@ -491,17 +491,18 @@ def test_unmodified_tensorflow_subclass_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "hook",
+    ("base", "hook"),
     [
-        "_apply_dense",
-        "_resource_apply_dense",
-        "_apply_sparse",
-        "_resource_apply_sparse",
-        "_apply_sparse_duplicate_indices",
-        "_resource_apply_sparse_duplicate_indices",
+        (gpuopt.Optimizer, "_apply_dense"),
+        (gpuopt.AdamOptimizer, "_apply_dense"),
+        (gpuopt.AdamOptimizer, "_resource_apply_dense"),
+        (gpuopt.Optimizer, "_apply_sparse"),
+        (gpuopt.AdamOptimizer, "_apply_sparse"),
+        (gpuopt.Optimizer, "_resource_apply_sparse"),
+        (gpuopt.AdamOptimizer, "_apply_sparse_duplicate_indices"),
+        (gpuopt.AdamOptimizer, "_resource_apply_sparse_duplicate_indices"),
     ],
 )
-@pytest.mark.parametrize("base", [gpuopt.Optimizer, gpuopt.AdamOptimizer])
 def test_each_hook_is_called_in_place_of_the_default(base: Any, hook: str) -> None:
     seen: list[Any] = []
 

@@ -187,8 +187,10 @@ STEADY: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 @pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
-@pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
-@pytest.mark.parametrize("name", STEADY)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, "mixed") for name in STEADY), ("function", "dense"), ("numbers", "sparse")],
+)
 def test_the_host_waits_for_no_step_that_a_gpu_can_decide_about(
     name: str, kind: str, waits: list[str]
 ) -> None:

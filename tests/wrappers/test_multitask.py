@@ -60,8 +60,9 @@ WRAPPED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("others", ["zero", "ones"])
-@pytest.mark.parametrize("kind", WRAPPED)
+@pytest.mark.parametrize(
+    ("kind", "others"), [(kind, ("zero", "ones")[at % 2]) for at, kind in enumerate(WRAPPED)]
+)
 def test_an_infinite_norm_of_finite_gradients_is_no_step(
     kind: str, others: str, device: str
 ) -> None:
@@ -114,16 +115,15 @@ def test_the_step_counts_and_finishes_if_all_gradients_are_zero() -> None:
 
 
 @every_dtype
-@pytest.mark.parametrize("value", [np.nan, 1e-8, -1.0, np.inf])
-def test_one_number_that_is_not_zero_is_enough(dtype: Any, value: float) -> None:
-    smallest = ml_dtypes.finfo(dtype).smallest_subnormal
+def test_one_number_that_is_not_zero_is_enough(dtype: Any) -> None:
     w = Variable(np.ones(1000, dtype), name="w")
-    gradient = np.zeros(1000, dtype)
-    gradient[999] = value if abs(value) >= 1 or np.isnan(value) else smallest
-    optimizer = MultitaskOptimizerWrapper(momentum())
-    optimizer.apply_gradients([(gradient, w)])
-    slot = optimizer.get_slot(w, "momentum").numpy()
-    np.testing.assert_array_equal(slot.astype(np.float64), gradient.astype(np.float64))
+    for value in (np.nan, -1.0, np.inf, ml_dtypes.finfo(dtype).smallest_subnormal):
+        gradient = np.zeros(1000, dtype)
+        gradient[999] = value
+        optimizer = MultitaskOptimizerWrapper(momentum())
+        optimizer.apply_gradients([(gradient, w)])
+        slot = optimizer.get_slot(w, "momentum").numpy()
+        np.testing.assert_array_equal(slot.astype(np.float64), gradient.astype(np.float64))
 
 
 @pytest.mark.parametrize(
