@@ -137,7 +137,8 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
             the type that rules compute in.
 
     Raises:
-        ValueError: the stage is not in `ORDER`, or has a slot or a scalar that `base` has.
+        ValueError: the stage is not in `ORDER`, takes an array that it does not get, has sums and
+            no array `step` or beside others, or has a slot or a scalar that `base` has.
     """
     rule, before = (base.rule, base.stages) if isinstance(base, StagedRule) else (base, ())
     stages = [each for name in ORDER for each in in_order((*before, stage), name) if each]
@@ -147,6 +148,16 @@ def staged(base: UpdateRule, stage: Stage, stored: np.dtype[Any] | None = None) 
         raise ValueError(
             f"the stage {stage.name} takes {sorted(others)}: neither its slots {stage.slots}, nor "
             f"of {_given_to(stage)}, which a stage in its place gets"
+        )
+    if stage.sums and "step" not in stage.arrays:
+        raise ValueError(
+            f"the stage {stage.name} has sums={stage.sums}, which are over the gradient and the "
+            f"step: it takes {stage.arrays}, without `step`"
+        )
+    if stage.sums and base.computed:
+        raise ValueError(
+            f"the stage {stage.name} has sums={stage.sums}, and {base.name} has "
+            f"{base.computed}: a step has the sums of one of them"
         )
     for what, mine, theirs in (
         ("scalars", stage.scalars, base.scalars),

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import smoothed_gradient
 from each_device import variable_on
+from every_optimizer import update_rules
 from fuzzing.noise_model import ETA, GAMMA, SEED, noise
 from gradient_noise import GradientNoise
 from restored_runs import Run, check_a_restored_run
@@ -33,6 +34,7 @@ from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.device import Device
 from gpuopt.rules.stage import ORDER, Stage
+from gpuopt.rules.staged import staged
 from gpuopt.step.options import STAGE_OPTIONS
 
 F = np.float32
@@ -514,6 +516,31 @@ def test_a_stage_may_give_slots_and_scalars_any_names(
 def test_names_of_stages_are_identifiers(name: str) -> None:
     with pytest.raises(ValueError, match="must be an ASCII identifier"):
         Stage(name, delete)
+
+
+def count(grad: Any, step: Any) -> list[Any]:
+    return [np.ones_like(grad)]
+
+
+def mean_of_gradients(grad: Any, *, elements: Any) -> None:
+    grad /= elements
+
+
+def mean_step(var: Any, step: Any, *, elements: Any) -> None:
+    var += step / elements
+
+
+@pytest.mark.parametrize(
+    ("stage", "base", "message"),
+    [
+        (Stage("bounded", mean_of_gradients, (), ("elements",), count), "adam", "without `step`"),
+        (Stage("cautious", mean_step, (), ("elements",), count), "lamb", "lamb has .*: a step has"),
+    ],
+)
+def test_sums_that_a_step_does_not_have_are_refused(stage: Stage, base: str, message: str) -> None:
+    rule = next(rule for rule in update_rules() if rule.name == base)
+    with pytest.raises(ValueError, match=message):
+        staged(rule, stage)
 
 
 def returning(grad: Any) -> Any:
