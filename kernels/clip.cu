@@ -155,11 +155,6 @@ __global__ void __launch_bounds__(clip_threads)
   if (threadIdx.x == 0) *result = is_root ? square_root(sum) : sum;
 }
 
-// The formulas of TensorFlow's functions. Mirrors `Clipping` in gpuopt/backends/norms.py.
-constexpr int clip_global_norm = 0;
-constexpr int clip_norm_of_one = 1;
-constexpr int clip_average_norm = 2;
-
 // Scales `count` elements from `at` on: one, or a pack.
 template <int count, class Storage>
 __device__ __forceinline__ void scale_at(const ClipChunk<Storage>& chunk, int at,
@@ -191,17 +186,17 @@ __global__ void __launch_bounds__(clip_threads)
   const Real measured = *norm;
   const Real limit = Real(1) / most;
   Real first = most;
-  Real second = Real(1) / (formula == clip_norm_of_one ? greater(measured, most) : measured);
+  Real second = Real(1) / (formula == clip_by_norm ? greater(measured, most) : measured);
   // Finite norms are less: nothing is scaled, and nothing overflows on the way.
   const bool is_unreached = most > largest_most<Real>;
-  if (formula == clip_global_norm) {
+  if (formula == clip_by_global_norm) {
     first = Real(1);
     second = (is_unreached ? first : most * lesser(second, limit)) + (measured - measured);
   } else if (is_unreached) {
     first = Real(1);
     second = lesser(first, most / measured);
   }
-  const bool is_averaged = formula == clip_average_norm && !is_unreached;
+  const bool is_averaged = formula == clip_by_average_norm && !is_unreached;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
     const ClippedArray& array = array_of(only, arrays, num_arrays, c);
     const Real factor = is_averaged ? lesser(second * Real(array.size), limit) : second;

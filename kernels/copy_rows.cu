@@ -5,10 +5,6 @@
 
 namespace gpuopt {
 
-constexpr int copy_threads = 256;
-// Words that a block copies at once.
-constexpr int copy_chunk = 4096;
-
 // Returns where a word of row i is, if row i stands for `rows[i]`.
 __device__ __forceinline__ long long place_of(long long word, long long row_words, long long rows) {
   if (rows == 0) return word;

@@ -8,10 +8,6 @@
 
 namespace gpuopt {
 
-// Sorted positions whose runs a block adds up at once: fixed, so that a sum does not depend on the
-// GPU.
-constexpr int measured_rows = clip_threads;
-
 // Adds up the squares of a run's sums, along the lanes of a row: always in the same order, whether
 // packs are aligned or not. If it `decides`, they are NaN where a sum is not finite, and there
 // alone.

@@ -3,8 +3,7 @@
 
 namespace gpuopt {
 
-constexpr int few_rounds = 8;
-constexpr int few_rows = few_rounds * sort_threads;
+constexpr int few_rounds = few_rows / sort_threads;
 
 // Does for up to few_rows rows what the kernels of sort_rows.cu do. Sorts by the digits of the
 // lowest `key_bits` bits, which must be at least 1.

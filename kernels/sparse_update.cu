@@ -3,9 +3,6 @@
 
 namespace gpuopt {
 
-// A block sums all pieces of a stretch, with up to a warp for each.
-constexpr int piece_threads = pieces_per_stretch * warp_size;
-
 // Sums the part of the run that goes on at `begin`, where a piece begins.
 template <class Storage, int count, class Key>
 __device__ __forceinline__ void sum_piece(const Storage* grad, const SortedRows<Key>& rows,

@@ -16,10 +16,7 @@ Array = Any
 
 
 class ClipForm(IntEnum):
-    """The factor of gradients of norm `n`, where `c` is the largest allowed norm.
-
-    kernels/clip.cu has the same numbers.
-    """
+    """The factor of gradients of norm `n`, where `c` is the largest allowed norm."""
 
     TENSORFLOW = 0
     """`c * min(1 / n, 1 / c)`, and NaN if `n` is infinite or NaN."""

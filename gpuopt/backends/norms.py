@@ -12,7 +12,7 @@ Array = Any
 
 
 class Clipping(IntEnum):
-    """By which of TensorFlow's formulas an array is scaled; kernels/clip.cu has the same numbers.
+    """By which of TensorFlow's formulas an array is scaled.
 
     `n` is the norm and `c` the most that is allowed. Where no finite norm reaches `c`, each is x,
     and nothing overflows: see `may_be_reached`.

@@ -5,7 +5,7 @@ their order. Sorted positions are cut into pieces of `PIECE`, and pieces into st
 `PIECES_PER_STRETCH`. A row's gradients are added one by one within a piece, then the sums of the
 pieces of a stretch, and then the sums of the stretches: in float32, or float64 for float64. So n of
 them are as far from their exact sum as (32 + 16 + n / 512) eps times the sum of their magnitudes,
-at most. kernels/shared/row_order.cuh has the same numbers.
+at most.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _DECADES = 7
 
 
 class Coding(IntEnum):
-    """The meaning of a slot's codes. Mirrors `coding` in kernels/shared/slot_codes.cuh.
+    """The meaning of a slot's codes.
 
     Attributes:
         SIGNED: Numbers of both signs.

@@ -9,7 +9,7 @@ namespace gpuopt {
 template <class Real>
 Real sum_chunk(const Real* values, long long size) {
   constexpr int places = 16 / sizeof(Real);
-  constexpr int row = square_lanes * places;
+  constexpr int row = clip_threads * places;
   constexpr int block = 64;
   const long long rows_end = size / row * row;
   Real sums[row] = {};
@@ -20,18 +20,18 @@ Real sum_chunk(const Real* values, long long size) {
     for (int i = 0; i < block; ++i) sums[column + i] = mine[i];
   }
   for (long long i = rows_end; i < size; ++i) sums[i - rows_end] += values[i] * values[i];
-  Real lanes[square_lanes];
-  for (int lane = 0; lane < square_lanes; ++lane) {
+  Real lanes[clip_threads];
+  for (int lane = 0; lane < clip_threads; ++lane) {
     Real of_lane[places];
     for (int k = 0; k < places; ++k) of_lane[k] = sums[lane * places + k];
     lanes[lane] = add_places(of_lane);
   }
-  for (int half = square_lanes / 2; half > 0; half /= 2)
+  for (int half = clip_threads / 2; half > 0; half /= 2)
     for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
   return lanes[0];
 }
 
-// Consecutive elements of one array, at most square_chunk.
+// Consecutive elements of one array, at most clip_chunk.
 template <class Real>
 struct SquaredChunk {
   const Real* values;

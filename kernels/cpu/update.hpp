@@ -8,9 +8,9 @@
 #include <type_traits>
 #include <utility>
 
+#include "../shared/constants.cuh"
 #include "../shared/element.cuh"
 #include "../shared/rounding.cuh"
-#include "../shared/row_order.cuh"
 #include "../shared/row_wise.cuh"
 #include "../shared/rule.cuh"
 #include "codecs.hpp"
@@ -269,7 +269,7 @@ __attribute__((always_inline)) inline const Real* sum_piece(const RowValues<Real
   return values;
 }
 
-// Does what `sum_piece` does for any row, in the order of row_order.cuh.
+// Does what `sum_piece` does for any row, in the order of gpuopt/backends/row_order.py.
 template <class Real>
 __attribute__((always_inline)) inline const Real* sum_values(const RowValues<Real>& row,
                                                              long long left, long long tile,

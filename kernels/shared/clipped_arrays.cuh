@@ -7,9 +7,6 @@
 
 namespace gpuopt {
 
-// Elements that a block goes through at once: fixed, so that a sum does not depend on the GPU.
-constexpr int clip_chunk = square_chunk;
-
 // The number of the array that has a chunk. Precondition: the arrays are in order, and none is
 // empty.
 __device__ __forceinline__ long long number_of_array(const ClippedArray* arrays,

@@ -8,9 +8,6 @@
 
 namespace gpuopt {
 
-// How many elements of a block a lane has: their codes are one load.
-constexpr int lane_codes = 8;
-
 // A program has `Codes`, a `CodesOf`, and `per_block`, how many codes share a scale. Lanes of a
 // warp share a block, so it has at most as many.
 template <class Program>

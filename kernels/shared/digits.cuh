@@ -6,8 +6,6 @@
 
 namespace gpuopt {
 
-constexpr int digit_bits = 8;
-constexpr int num_digits = 1 << digit_bits;
 static_assert(num_digits == sort_threads, "each thread adds up the counts of one digit");
 
 template <class Key>

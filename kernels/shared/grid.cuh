@@ -1,5 +1,6 @@
 // Divides work among threads, so that any launch shape gives the same result.
 #pragma once
+#include "constants.cuh"
 
 namespace gpuopt {
 
@@ -16,7 +17,6 @@ __device__ __forceinline__ void clear(unsigned int* numbers, long long size) {
   for (long long i = first_item(); i < size; i += items_per_pass()) numbers[i] = 0;
 }
 
-constexpr int warp_size = 32;
 constexpr unsigned int whole_warp = 0xffffffffu;
 constexpr int max_warps = 32;
 

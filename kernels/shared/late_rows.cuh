@@ -8,16 +8,9 @@
 
 namespace gpuopt {
 
-// Powers of a decay: decay^k is the product of one of them for each 8 bits of k.
-constexpr int power_bits = 8;
-constexpr int num_powers = 4 << power_bits;  // k is below 2^31
-
 // How rows without a gradient move; see `Unnamed`.
 template <class Program>
 using UnnamedOf = typename Program::Unnamed;
-
-// The parts of a key of random bits. Mirrors `NUM_PARTS` in gpuopt/rules/random_bits.py.
-constexpr int num_key_parts = 4;
 
 // Numbers of a table, which stay as long as its rule's scalars do, but for the key of the last step
 // that was counted: rows that are brought up after it are rounded by that.

@@ -14,7 +14,6 @@ __device__ __forceinline__ Real nan_unless_finite(Real x) {
 // What is wrong with a step's gradients, as a number that launches and devices take the least of:
 // the number of a gradient that is not finite, or one of these.
 constexpr double rows_are_refused = -1;
-constexpr double nothing_is_wrong = 0x1p53;
 
 // The largest scale that grows, as in gpuopt/rules/loss_scaling.py.
 constexpr float largest_grown_scale = 0x1p100f;

@@ -9,8 +9,6 @@
 
 namespace gpuopt {
 
-constexpr int clip_threads = square_lanes;
-
 // The smaller or larger of two numbers; NaN if one is.
 template <class Real>
 __device__ __forceinline__ Real lesser(Real x, Real y) {
@@ -20,11 +18,6 @@ template <class Real>
 __device__ __forceinline__ Real greater(Real x, Real y) {
   return x > y || x != x ? x : y;
 }
-
-// The formulas of factors. Mirrors `ClipForm` in gpuopt/backends/clips.py.
-constexpr int clip_tensorflow = 0;
-constexpr int clip_torch = 1;
-constexpr int clip_apex = 2;
 
 // The reciprocal of the smallest normal number. More has a subnormal one, which GPUs may take for
 // 0, and is beyond every norm of this type's elements.

@@ -8,7 +8,6 @@
 // the rows alone, never on the launch. If half of a million rows are the same, 32 + 16 + 1,024
 // additions follow one another, of which 8 loads each are in flight.
 #pragma once
-#include "row_order.cuh"
 #include "update.cuh"
 
 namespace gpuopt {
@@ -28,9 +27,7 @@ __device__ __forceinline__ unsigned int end_of_part(const SortedRows<Key>& rows,
   return rows.num_rows < end ? static_cast<unsigned int>(rows.num_rows) : end;
 }
 
-// Rows whose bits share an element of an array that has a bit for each row of a variable.
-constexpr int rows_per_word = 32;
-
+// The element of an array with a bit for each row of a variable that has a row's bit.
 __device__ __forceinline__ unsigned long long word_of(unsigned long long row) {
   return row / rows_per_word;
 }

@@ -6,14 +6,9 @@
 
 namespace gpuopt {
 
-// Threads of a block that sorts rows.
-constexpr int sort_threads = 256;
 constexpr int sort_warps = sort_threads / warp_size;
 // Rows of a tile for each thread. A warp's are consecutive, 32 in each round.
-constexpr int rounds_per_tile = 4;
-constexpr int tile_size = sort_threads * rounds_per_tile;
-// Shares whose counts are added up for all that come after them.
-constexpr int shares_per_group = 16;
+constexpr int rounds_per_tile = tile_size / sort_threads;
 
 // Rows from `begin` to `end`.
 struct Range {

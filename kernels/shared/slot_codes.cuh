@@ -1,6 +1,7 @@
 // Slots in 8 bits: the numbers of codes, and the code of a number.
 // Mirrors gpuopt/rules/slot_codes.py, to the bit. Compiles as CUDA and as plain C++17.
 #pragma once
+#include "constants.cuh"
 #include "element.cuh"
 #include "math.cuh"
 
@@ -12,9 +13,6 @@
 #endif
 
 namespace gpuopt {
-
-// The meaning of a slot's codes: numbers of both signs, squares, or roots of squares.
-enum coding { coding_signed = 0, coding_squares = 1, coding_roots = 2 };
 
 // Magnitudes are looked up by their upper 16 bits: exponent and seven digits. All below
 // `first_bits` are nearest to 0.

@@ -5,12 +5,10 @@
 // has 16 + 2 + 8 additions one after the other. Compiles as CUDA and as plain C++17.
 // Mirrors gpuopt/backends/cpu/squares.py.
 #pragma once
+#include "constants.cuh"
 #include "math.cuh"
 
 namespace gpuopt {
-
-constexpr int square_lanes = 256;
-constexpr int square_chunk = 16384;
 
 // A chunk of floats whose sum is more than a float holds is added up again, where a norm may be
 // divided by a loss scale: its elements are multiplied by this, and the sum is divided by the

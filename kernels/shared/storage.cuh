@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "constants.cuh"
 #include "element.cuh"
 
 namespace gpuopt {
@@ -22,7 +23,6 @@ template <class Type>
 constexpr bool are_same<Type, Type> = true;
 
 // A pack: as many elements as one memory instruction moves.
-constexpr int pack_bytes = 16;
 template <class Storage>
 constexpr int pack_size = pack_bytes / sizeof(Storage);
 

@@ -6,9 +6,6 @@
 
 namespace gpuopt {
 
-// How many threads a block has that goes through chunks of variables.
-constexpr int dense_threads = 256;
-
 // Adds up the sums over a variable's chunks, from number `begin` to before `end`, in their order:
 // in the block that is done with the last one, and nobody waits. `num_done` has how many are done:
 // 0 before and after the launch. Returns whether it is this block, whose threads all get the sums.

@@ -21,7 +21,7 @@ import tables
 from optimizer_page import entries, exports
 
 import gpuopt
-from gpuopt.backends.cuda.kernels.dense import dense_update
+from gpuopt.backends.cuda.kernels import dense_update
 from gpuopt.device import Device
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from nvrtc import compile_together
 from sass import lines_of
 
 import gpuopt
-from gpuopt.backends.cuda.kernels.dense import dense_update
+from gpuopt.backends.cuda.kernels import dense_update
 from gpuopt.optimizers.adam import adam
 from gpuopt.rules.clipped import bounded, clip_by_value
 from gpuopt.rules.sources import kernel_root

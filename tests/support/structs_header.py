@@ -1,4 +1,4 @@
-"""Writes kernels/shared/structs.cuh: the structs of gpuopt/backends/cuda/structs.py in C++.
+"""Writes structs.cuh and constants.cuh in kernels/shared/: what Python and C++ share.
 
 .venv/bin/python tests/support/structs_header.py
 """
@@ -9,10 +9,13 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from gpuopt.backends.cuda import structs
+from gpuopt.backends import row_order
+from gpuopt.backends.clips import ClipForm
+from gpuopt.backends.cuda import launch_shapes, structs
 from gpuopt.backends.cuda.parameters import (
     CPP_TYPES,
     Field,
@@ -23,9 +26,12 @@ from gpuopt.backends.cuda.parameters import (
     fields_of,
     struct_of,
 )
+from gpuopt.backends.norms import Clipping
+from gpuopt.rules.random_bits import NUM_PARTS
+from gpuopt.rules.slot_codes import Coding
 
 COMMAND = ".venv/bin/python tests/support/structs_header.py"
-HEADER = Path(__file__).resolve().parents[2] / "kernels" / "shared" / "structs.cuh"
+_SHARED = Path(__file__).resolve().parents[2] / "kernels" / "shared"
 
 _OPENING = f"""\
 // How data for kernels is laid out. Addresses are integers, but for arrays that are only read.
@@ -35,10 +41,75 @@ _OPENING = f"""\
 namespace gpuopt {{
 """
 _CLOSING = "}  // namespace gpuopt\n"
+_OPENING_OF_CONSTANTS = f"""\
+// Numbers of which Python has the same. Compiles as CUDA and as plain C++17.
+// Written by {COMMAND}.
+#pragma once
+
+namespace gpuopt {{
+"""
 
 
-def header() -> str:
-    """Returns the text that the header should have."""
+def _numbers_of(kind: type[IntEnum], prefix: str) -> dict[str, int]:
+    return {f"{prefix}_{each.name.lower()}": each.value for each in kind}
+
+
+# By where they are in Python.
+_CONSTANTS = {
+    "gpuopt/backends/cuda/launch_shapes.py": {
+        "warp_size": launch_shapes.WARP,
+        "tile_size": launch_shapes.SORT_TILE,
+        "pack_bytes": launch_shapes.PACK_BYTES,
+        "dense_threads": launch_shapes.DENSE_THREADS,
+        "sort_threads": launch_shapes.SORT_THREADS,
+        "shares_per_group": launch_shapes.SHARES_PER_GROUP,
+        "few_rows": launch_shapes.FEW_ROWS,
+        "digit_bits": launch_shapes.DIGIT_BITS,
+        "num_digits": launch_shapes.NUM_DIGITS,
+        "piece_threads": launch_shapes.PIECE_THREADS,
+        "clip_threads": launch_shapes.CLIP_THREADS,
+        "clip_chunk": launch_shapes.CLIP_CHUNK,
+        "measured_rows": launch_shapes.MEASURED_ROWS,
+        "copy_threads": launch_shapes.COPY_THREADS,
+        "copy_chunk": launch_shapes.COPY_CHUNK,
+        "lane_codes": launch_shapes.LANE_CODES,
+        "power_bits": launch_shapes.POWER_BITS,
+        "num_powers": launch_shapes.NUM_POWERS,
+    },
+    "gpuopt/backends/row_order.py": {
+        "piece_size": row_order.PIECE,
+        "pieces_per_stretch": row_order.PIECES_PER_STRETCH,
+        "stretch_size": row_order.STRETCH,
+        "rows_per_word": row_order.ROWS_PER_WORD,
+    },
+    "`ClipForm` in gpuopt/backends/clips.py": _numbers_of(ClipForm, "clip"),
+    "`Clipping` in gpuopt/backends/norms.py": _numbers_of(Clipping, "clip_by"),
+    "`Coding` in gpuopt/rules/slot_codes.py": _numbers_of(Coding, "coding"),
+    "gpuopt/rules/random_bits.py": {"num_key_parts": NUM_PARTS},
+}
+
+
+def headers() -> dict[Path, str]:
+    """Returns the text that each header should have."""
+    return {_SHARED / "structs.cuh": _structs(), _SHARED / "constants.cuh": _constants()}
+
+
+def _constants() -> str:
+    lines = [_OPENING_OF_CONSTANTS]
+    for place, numbers in _CONSTANTS.items():
+        lines.append(f"// {place}.")
+        lines += [f"constexpr int {name} = {number};" for name, number in numbers.items()]
+        lines.append("")
+    nothing = float(structs.NOTHING_IS_WRONG).hex()
+    lines += [
+        "// gpuopt/backends/cuda/structs.py.",
+        f"constexpr double nothing_is_wrong = {nothing};",
+        "",
+    ]
+    return "\n".join([*lines, _CLOSING])
+
+
+def _structs() -> str:
     forms = [
         form
         for form in vars(structs).values()
@@ -100,4 +171,5 @@ def type_of(field: Field | Several | str) -> str:
 
 
 if __name__ == "__main__":
-    HEADER.write_text(header())
+    for path, text in headers().items():
+        path.write_text(text)

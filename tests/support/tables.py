@@ -20,7 +20,7 @@ from optimizer_page import exports
 from optimizer_page.page import page, page_of
 
 from gpuopt import __main__ as command_line
-from gpuopt.backends.cuda.kernels.dense import dense_update
+from gpuopt.backends.cuda.kernels import dense_update
 from gpuopt.optimizers.adam import adam
 from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.optimizers.base.clipping import CLIPPING

@@ -19,7 +19,7 @@ from gpuopt.rules.sources import kernel_root
 
 Array = np.ndarray[Any, Any]
 
-# Those of the kernels: see kernels/shared/squares.cuh, which declares the same numbers.
+# As `CLIP_THREADS` and `CLIP_CHUNK` of the kernels.
 LANES = 256
 CHUNK = 16384
 MADE_SMALLER = 2.0**-80

@@ -57,7 +57,6 @@ class Kernel:
         rule: The rule that the argument is derived from.
         other_rows: The rule of rows without a gradient, if its functor is one of the types.
         file: The file in `kernels/` that defines the function; by default `<function>.cu`.
-        constants: The values of constants in C++ that the host relies on.
         codecs: Those whose C++ is among the types.
     """
 
@@ -66,7 +65,6 @@ class Kernel:
     types: Mapping[str, str | int] = dataclasses.field(default_factory=dict)
     rule: UpdateRule | None = None
     file: str = ""
-    constants: Mapping[str, int] = dataclasses.field(default_factory=dict)
     other_rows: UpdateRule | None = None
     codecs: tuple[Codec, ...] = ()
 
@@ -168,8 +166,6 @@ class Kernel:
                     f"parameter {position} of {self.expression}, {name}, as {parameter.cpp_type}",
                 )
             )
-        for name, value in self.constants.items():
-            lines.append(_assertion(f"{name} == {value}", f"{name} as {value}"))
         return lines
 
     @property

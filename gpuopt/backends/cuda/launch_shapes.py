@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from gpuopt.backends.cuda.structs import Shares
+from gpuopt.backends.row_order import PIECES_PER_STRETCH
 
-# The CUDA sources fix these numbers. `kernels/` declares them, so that no kernel compiles with
-# others.
+# Kernels are compiled with these numbers, which tests/support/structs_header.py writes to
+# kernels/shared/constants.cuh.
 WARP = 32
 PACK_BYTES = 16
 DENSE_THREADS = 256
 SORT_THREADS = 256
 SORT_TILE = 1024
+# Shares whose counts are added up for all that come after them.
 SHARES_PER_GROUP = 16
 FEW_ROWS = 2048
 DIGIT_BITS = 8
 NUM_DIGITS = 1 << DIGIT_BITS
-PIECE_THREADS = 512
+# A block sums all pieces of a stretch, with up to a warp for each.
+PIECE_THREADS = PIECES_PER_STRETCH * WARP
+# Of these three, a sum's bits depend on: they do not depend on the GPU.
 CLIP_THREADS = 256
 CLIP_CHUNK = 16384
-MEASURED_ROWS = 256
+MEASURED_ROWS = CLIP_THREADS
 COPY_THREADS = 256
+# Words that a block copies at once.
 COPY_CHUNK = 4096
+# Elements of a block of codes that a lane has: their codes are one load.
 LANE_CODES = 8
+# decay^k is the product of a power for each 8 bits of k, which is below 2^31.
 POWER_BITS = 8
 NUM_POWERS = 4 << POWER_BITS
 

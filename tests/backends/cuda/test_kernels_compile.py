@@ -224,10 +224,6 @@ def wrong_declarations() -> dict[str, tuple[Kernel, str]]:
             with_parameters(move_rows, more=Number("int32")),
             declared(f"{move_rows.expression} with 10 parameters"),
         ),
-        "constant of another value": (
-            replace(move_rows, constants={"gpuopt::tile_size": 2048}),
-            declared("gpuopt::tile_size as 2048"),
-        ),
     }
 
 

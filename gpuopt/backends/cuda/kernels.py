@@ -1,0 +1,746 @@
+"""Every kernel with its parameters, by the types that it is compiled for."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from gpuopt.backends.backend import Scalars
+from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.backends.cuda.mixed import Storage, cpp_types, num_beside, real_of
+from gpuopt.backends.cuda.parameters import CPP_TYPES, Number, Parameter, Pointer, Struct, struct_of
+from gpuopt.backends.cuda.structs import (
+    FEW_GROUPS,
+    FEW_GROUPS_BYTES,
+    Arrays,
+    Chunk,
+    ClippedArray,
+    ClippedScalars,
+    ClipResult,
+    ClipRule,
+    ClipTotals,
+    CodedVariable,
+    CopiedRows,
+    FewGradients,
+    FewScalars,
+    FewSums,
+    IndexList,
+    LateTable,
+    LossDecision,
+    MeasuredVariable,
+    ScaledScalars,
+    Shares,
+    SortedRows,
+    TableGradient,
+    Variable,
+)
+from gpuopt.codecs import Coded
+from gpuopt.rules.rounded import ROUNDING
+from gpuopt.rules.shift import cpp_type
+from gpuopt.rules.update_rule import UpdateRule
+
+INT32 = Number("int32")
+INT64 = Number("int64")
+UINT32S = Pointer("uint32")
+REFUSED = Pointer("uint64")
+TABLES: dict[str, Number | Pointer | Struct] = {
+    "only_gradient": struct_of(TableGradient),
+    "gradients": Pointer("int64", struct_of(TableGradient), is_optional=True),
+    "num_tables": INT64,
+}
+GROUPS = Pointer("int64", is_optional=True)
+
+
+@cache
+def _scalars_type(rule: UpdateRule) -> Callable[..., tuple[Any, ...]]:
+    return namedtuple("Scalars", rule.fields)
+
+
+def scalars_of(rule: UpdateRule, scalars: Scalars) -> tuple[Any, ...]:
+    """Returns what kernels take for a rule's scalars."""
+    return _scalars_type(rule)(*(scalars[name] for name in rule.scalars))
+
+
+def form_of_scalars(rule: UpdateRule) -> type[FewScalars | ClippedScalars | ScaledScalars]:
+    """Returns what kernels take for the scalars of several groups."""
+    if rule.is_scaled:
+        return ScaledScalars
+    return ClippedScalars if rule.is_clipped else FewScalars
+
+
+def needs_groups(rule: UpdateRule) -> bool:
+    """Whether a rule's dense updates are given scalars as those of groups, if only of one."""
+    return bool(rule.computed) or has_factors(rule)
+
+
+def has_factors(rule: UpdateRule) -> bool:
+    """Whether kernels find some of its scalars, or which those are, in device memory."""
+    return form_of_scalars(rule) is not FewScalars
+
+
+def few_groups(rule: UpdateRule, storage: Storage) -> int:
+    """Returns how many groups' scalars are passed by value."""
+    few = min(FEW_GROUPS, FEW_GROUPS_BYTES // scalars_struct(rule, storage).size)
+    return few // 2 * 2 if has_factors(rule) else few
+
+
+def scalars_struct(rule: UpdateRule, storage: Storage) -> Struct:
+    """The rule's scalars, in the struct of its header."""
+    real = real_of(storage)
+    fields = {name: Number(real) for name in rule.fields}
+    functor = rule.functor
+    return Struct(f"{functor}::Scalars<{CPP_TYPES[real]}>", fields)
+
+
+def given_scalars(rule: UpdateRule, storage: Storage, has_groups: bool) -> dict[str, Parameter]:
+    """The scalars of one group, by value, or of several: by value, or on the device."""
+    given = one = scalars_struct(rule, storage)
+    if has_groups:
+        given = struct_of(form_of_scalars(rule), Scalars=one, count=few_groups(rule, storage))
+    return {"scalars": given, "many_scalars": Pointer(real_of(storage), one, is_optional=True)}
+
+
+def program(
+    rule: UpdateRule, storage: Storage, has_groups: bool, **more: str | int
+) -> dict[str, str | int]:
+    """What a program has besides its rule: see kernels/shared/program.cuh."""
+    scalars = given_scalars(rule, storage, has_groups)["scalars"]
+    return {**cpp_types(storage), "GivenScalars": scalars.cpp_type, **more}
+
+
+def variables(rule: UpdateRule, storage: Storage) -> Pointer:
+    """The sizes of variables, and the addresses of each, its slots, and what is beside it."""
+    return Pointer("int64", struct_of(Variable, count=_num_arrays(rule, storage)))
+
+
+def arrays_struct(rule: UpdateRule, storage: Storage) -> Struct:
+    """The addresses of a variable, its slots, and what is beside it."""
+    return struct_of(Arrays, count=_num_arrays(rule, storage))
+
+
+def _num_arrays(rule: UpdateRule, storage: Storage) -> int:
+    return 1 + len(rule.slots) + num_beside(storage)
+
+
+def coded_variables(rule: UpdateRule, codecs: Sequence[Coded], storage: Storage) -> Pointer:
+    """The sizes and widths of variables, and the addresses of the arrays of each."""
+    count = _num_arrays(rule, storage) + len(codecs)
+    return Pointer("int64", struct_of(CodedVariable, count=count))
+
+
+def coded_arrays(rule: UpdateRule, codecs: Sequence[Coded], storage: Storage) -> Struct:
+    """The addresses of a variable, its codes and their scales, and what is beside it."""
+    return struct_of(Arrays, count=_num_arrays(rule, storage) + len(codecs))
+
+
+def types_of_codes(codecs: Sequence[Coded]) -> dict[str, str | int]:
+    """Returns what a program has for slots in 8 bits; see coded_blocks.cuh."""
+    [per_block] = {each.per_block for each in codecs}
+    codes = f"gpuopt::CodesOf<{', '.join(each.cpp_code for each in codecs)}>"
+    return {"Codes": codes, "per_block": per_block}
+
+
+# ---- Kernels that update by dense gradients
+
+_CHUNKS: dict[str, Parameter] = {
+    "num_variables": INT64,
+    "chunks": Pointer("uint32", struct_of(Chunk)),
+    "num_chunks": INT64,
+    "chunk_size": INT64,
+    "grads": Pointer("int64", is_optional=True),
+    "few_grads": struct_of(FewGradients),
+}
+
+
+@cache
+def dense_update(
+    rule: UpdateRule, storage: Storage, has_groups: bool = False, is_given_sums: bool = False
+) -> Kernel:
+    """Returns the kernel that updates; see `needs_groups`."""
+    first_sum = {"first_sum": rule.scalars.index(rule.sums[0])} if is_given_sums else {}
+    has_groups = has_groups or needs_groups(rule)
+    return Kernel(
+        "dense_update",
+        {
+            "variables": variables(rule, storage),
+            **_CHUNKS,
+            "groups": GROUPS,
+            **given_scalars(rule, storage, has_groups),
+            "widths": Pointer("int64", is_optional=True),
+            "sums": Pointer("float64", is_optional=True),
+            "refused": REFUSED,
+        },
+        program(rule, storage, has_groups, **first_sum),
+        rule,
+    )
+
+
+@cache
+def sum_terms(rule: UpdateRule, storage: Storage) -> Kernel:
+    return Kernel(
+        "sum_terms",
+        {
+            "variables": variables(rule, storage),
+            **_CHUNKS,
+            "groups": GROUPS,
+            **given_scalars(rule, storage, True),
+            **_variable_sums(rule, storage),
+            "refused": REFUSED,
+        },
+        program(rule, storage, True),
+        rule,
+        file="dense_update.cu",
+    )
+
+
+def _variable_sums(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
+    return {
+        "first_chunks": Pointer("int64"),
+        "parts": Pointer("float64"),
+        "num_done": UINT32S,
+        "first_sum": INT32,
+        "of_variables": Pointer(real_of(storage), scalars_struct(rule, storage)),
+    }
+
+
+@cache
+def coded_update(rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage) -> Kernel:
+    return _of_coded_update("coded_update", {}, rule, codecs, storage)
+
+
+@cache
+def sum_coded_terms(rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage) -> Kernel:
+    sums = _variable_sums(rule, storage)
+    return _of_coded_update("sum_coded_terms", sums, rule, codecs, storage)
+
+
+def _of_coded_update(
+    function: str,
+    more: dict[str, Parameter],
+    rule: UpdateRule,
+    codecs: tuple[Coded, ...],
+    storage: Storage,
+) -> Kernel:
+    return Kernel(
+        function,
+        {
+            "variables": coded_variables(rule, codecs, storage),
+            **_CHUNKS,
+            "groups": GROUPS,
+            **given_scalars(rule, storage, True),
+            **more,
+            "refused": REFUSED,
+        },
+        program(rule, storage, True, **types_of_codes(codecs)),
+        rule,
+        file="coded_update.cu",
+        codecs=codecs,
+    )
+
+
+# ---- Kernels that measure and scale gradients, and decide about steps
+
+_CLIPPED: dict[str, Number | Pointer | Struct] = {
+    "only": struct_of(ClippedArray),
+    "arrays": Pointer("int64", struct_of(ClippedArray), is_optional=True),
+    "num_arrays": INT64,
+    "num_chunks": INT64,
+}
+_SUMMED: dict[str, Parameter] = {
+    "parts": Pointer("float64"),
+    "totals": struct_of(ClipTotals),
+    "rule": struct_of(ClipRule),
+    "results": Pointer("float64", struct_of(ClipResult), is_optional=True),
+}
+_DECIDING: dict[str, Parameter] = {**_SUMMED, "decision": struct_of(LossDecision)}
+
+
+@cache
+def sum_squares(dtype: str) -> Kernel:
+    return Kernel(
+        "sum_squares",
+        {**_CLIPPED, "sums": Pointer("float64")},
+        {"Storage": CPP_TYPES[dtype]},
+        file="clip.cu",
+    )
+
+
+@cache
+def add_squares(real: str) -> Kernel:
+    return Kernel(
+        "add_squares",
+        {
+            "sums": Pointer("float64"),
+            "num_sums": INT64,
+            "is_root": INT32,
+            "result": Pointer(real),
+        },
+        {"Real": CPP_TYPES[real]},
+        file="clip.cu",
+    )
+
+
+@cache
+def scale_to_norm(dtype: str) -> Kernel:
+    real = real_of(dtype)
+    return Kernel(
+        "scale_to_norm",
+        {**_CLIPPED, "norm": Pointer(real), "most": Number(real), "formula": INT32},
+        {"Storage": CPP_TYPES[dtype]},
+        file="clip.cu",
+    )
+
+
+@cache
+def measure(dtype: str, decides: bool = False) -> Kernel:
+    return Kernel(
+        "measure_and_decide" if decides else "measure",
+        {**_CLIPPED, **(_DECIDING if decides else _SUMMED)},
+        {"Storage": CPP_TYPES[dtype]},
+        file="clip.cu",
+    )
+
+
+@cache
+def measure_inputs(rule: UpdateRule, storage: Storage, decides: bool = False) -> Kernel:
+    return Kernel(
+        "measure_inputs_and_decide" if decides else "measure_inputs",
+        {
+            **_CLIPPED,
+            "variables": Pointer("int64", struct_of(MeasuredVariable)),
+            "parts_of_sums": Pointer("float64"),
+            "num_done": UINT32S,
+            "sums": Pointer("float64"),
+            **(_DECIDING if decides else _SUMMED),
+        },
+        cpp_types(storage),
+        rule,
+        file="measure_inputs.cu",
+    )
+
+
+@cache
+def measure_rows(dtype: str, key: str, decides: bool = False) -> Kernel:
+    return Kernel(
+        "measure_rows_and_decide" if decides else "measure_rows",
+        {
+            **TABLES,
+            "rows": struct_of(SortedRows, Key=key),
+            "run_parts": Pointer(real_of(dtype)),
+            "row_width": INT64,
+            "lanes_per_row": INT32,
+            "refused": REFUSED,
+            **(_DECIDING if decides else _SUMMED),
+        },
+        {"Storage": CPP_TYPES[dtype], "Key": CPP_TYPES[key]},
+        file="measure_rows.cu",
+    )
+
+
+@cache
+def join_sums(decides: bool = False) -> Kernel:
+    return Kernel(
+        "join_and_decide" if decides else "join_sums",
+        {
+            "few_sums": struct_of(FewSums),
+            "many_sums": Pointer("int64", is_optional=True),
+            "num_devices": INT64,
+            "num_norms": INT64,
+            "rule": struct_of(ClipRule),
+            "results": Pointer("float64", struct_of(ClipResult)),
+            **({"decision": struct_of(LossDecision)} if decides else {}),
+        },
+        {"Decision": struct_of(LossDecision).cpp_type} if decides else {},
+        file="clip.cu",
+    )
+
+
+# ---- Kernels that check, sort, sum and copy rows, whatever the rule
+
+_SHARES = struct_of(Shares)
+
+
+@cache
+def check_rows() -> Kernel:
+    return Kernel(
+        "check_rows",
+        {
+            "only": struct_of(IndexList),
+            "lists": Pointer("int64", struct_of(IndexList), is_optional=True),
+            "num_lists": INT64,
+            "num_rows": INT64,
+            "refused": REFUSED,
+        },
+    )
+
+
+@cache
+def gather_rows() -> Kernel:
+    return Kernel(
+        "gather_rows",
+        {
+            "lists": Pointer("int64", struct_of(IndexList)),
+            "num_lists": INT64,
+            "num_rows": INT64,
+            "keys": Pointer("int32"),
+            "refused": REFUSED,
+        },
+        file="check_rows.cu",
+    )
+
+
+@cache
+def count_digits(key: str) -> Kernel:
+    return Kernel(
+        "count_digits",
+        {
+            "keys": Pointer(key),
+            "shares": _SHARES,
+            "shift": INT32,
+            "counts": UINT32S,
+            "group_counts": UINT32S,
+            "next_group_counts": UINT32S,
+            "refused": REFUSED,
+        },
+        {"Key": CPP_TYPES[key]},
+        file="sort_rows.cu",
+    )
+
+
+@cache
+def check_and_count_digits(index: str) -> Kernel:
+    return Kernel(
+        "check_and_count_digits",
+        {
+            "keys": Pointer(index),
+            "shares": _SHARES,
+            "height": INT64,
+            "variable": INT64,
+            "counts": UINT32S,
+            "group_counts": UINT32S,
+            "next_group_counts": UINT32S,
+            "refused": REFUSED,
+        },
+        {"Key": CPP_TYPES[index]},
+        file="sort_rows.cu",
+    )
+
+
+@cache
+def move_rows(source: str, key: str) -> Kernel:
+    return Kernel(
+        "move_rows",
+        {
+            "keys": Pointer(source),
+            "positions": UINT32S,
+            "shares": _SHARES,
+            "shift": INT32,
+            "counts": UINT32S,
+            "group_counts": UINT32S,
+            "sorted_keys": Pointer(key),
+            "sorted_positions": UINT32S,
+            "refused": REFUSED,
+        },
+        {"Source": CPP_TYPES[source], "Key": CPP_TYPES[key]},
+        file="sort_rows.cu",
+    )
+
+
+@cache
+def sort_few_rows(source: str, key: str) -> Kernel:
+    return Kernel(
+        "sort_few_rows",
+        {
+            "source": Pointer(source),
+            "num_rows": INT64,
+            "key_bits": INT32,
+            "sorted_keys": Pointer(key),
+            "sorted_positions": UINT32S,
+            "refused": REFUSED,
+        },
+        {"Source": CPP_TYPES[source], "Key": CPP_TYPES[key]},
+    )
+
+
+@cache
+def sum_pieces(dtype: str, key: str) -> Kernel:
+    return Kernel(
+        "sum_pieces",
+        {
+            **TABLES,
+            "rows": struct_of(SortedRows, Key=key),
+            "row_width": INT64,
+            "parts": Pointer(real_of(dtype)),
+            "lanes_per_row": INT32,
+            "refused": REFUSED,
+        },
+        {"Storage": CPP_TYPES[dtype], "Key": CPP_TYPES[key]},
+        file="sparse_update.cu",
+    )
+
+
+@cache
+def sum_runs(dtype: str, key: str) -> Kernel:
+    return Kernel(
+        "sum_runs",
+        {
+            "grad": Pointer(dtype),
+            "rows": struct_of(SortedRows, Key=key),
+            "begins": Pointer("int64"),
+            "num_runs": INT64,
+            "parts": Pointer(real_of(dtype)),
+            "row_width": INT64,
+            "sums": Pointer(real_of(dtype)),
+            "lanes_per_row": INT32,
+        },
+        {"Storage": CPP_TYPES[dtype], "Key": CPP_TYPES[key]},
+        file="sparse_update.cu",
+    )
+
+
+@cache
+def mark_rows(key: str) -> Kernel:
+    return Kernel(
+        "mark_rows",
+        {
+            "rows": struct_of(SortedRows, Key=key),
+            "touched": UINT32S,
+            "refused": REFUSED,
+        },
+        {"Key": CPP_TYPES[key]},
+        file="sparse_update.cu",
+    )
+
+
+@cache
+def copy_rows() -> Kernel:
+    return Kernel(
+        "copy_rows",
+        {
+            "arrays": Pointer("int64", struct_of(CopiedRows)),
+            "num_arrays": INT64,
+            "num_chunks": INT64,
+        },
+    )
+
+
+# ---- Kernels that update rows
+
+_TOUCHED = Pointer("uint32", is_optional=True)
+_LATE_TABLE = struct_of(LateTable)
+_OF_LATE_TABLES: dict[str, Parameter] = {
+    "only_late": _LATE_TABLE,
+    "late_tables": Pointer("int64", _LATE_TABLE, is_optional=True),
+    "num_done": UINT32S,
+}
+
+
+@cache
+def sparse_update(rule: UpdateRule, storage: Storage, key: str, has_groups: bool = False) -> Kernel:
+    return Kernel(
+        "sparse_update",
+        {
+            **_of_sorted_rows(arrays_struct(rule, storage), storage, key),
+            **given_scalars(rule, storage, has_groups),
+            "touched": _TOUCHED,
+            "lanes_per_row": INT32,
+            "refused": REFUSED,
+        },
+        program(rule, storage, has_groups, Key=CPP_TYPES[key]),
+        rule,
+    )
+
+
+@cache
+def late_update(
+    rule: UpdateRule, other_rows: UpdateRule, storage: Storage, key: str, has_groups: bool = False
+) -> Kernel:
+    unnamed = _unnamed(rule, other_rows)
+    return Kernel(
+        "late_update",
+        {
+            **_of_sorted_rows(arrays_struct(rule, storage), storage, key),
+            **given_scalars(rule, storage, has_groups),
+            **_OF_LATE_TABLES,
+            "lanes_per_row": INT32,
+            "refused": REFUSED,
+        },
+        program(rule, storage, has_groups, Key=CPP_TYPES[key], **unnamed),
+        rule,
+        file="catch_up.cu",
+        other_rows=other_rows,
+    )
+
+
+@cache
+def bring_up_rows(rule: UpdateRule, other_rows: UpdateRule, storage: Storage, index: str) -> Kernel:
+    return Kernel(
+        "bring_up_rows",
+        {
+            "arrays": arrays_struct(rule, storage),
+            **_of_rows_brought_up(index),
+            "lanes_per_row": INT32,
+        },
+        program(
+            rule,
+            storage,
+            has_groups=False,
+            Index=CPP_TYPES[index],
+            **_unnamed(rule, other_rows),
+        ),
+        rule,
+        file="catch_up.cu",
+        other_rows=other_rows,
+    )
+
+
+@cache
+def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = False) -> Kernel:
+    return Kernel(
+        "update_other_rows",
+        {
+            "arrays": arrays_struct(rule, storage),
+            **_of_other_rows(rule, storage, has_groups),
+            "refused": REFUSED,
+        },
+        program(rule, storage, has_groups),
+        rule,
+        file="sparse_update.cu",
+    )
+
+
+@cache
+def update_coded_rows(
+    rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, key: str
+) -> Kernel:
+    return Kernel(
+        "update_coded_rows",
+        {
+            **_of_sorted_rows(coded_arrays(rule, codecs, storage), storage, key),
+            **given_scalars(rule, storage, True),
+            "touched": _TOUCHED,
+            "refused": REFUSED,
+        },
+        program(rule, storage, True, Key=CPP_TYPES[key], **types_of_codes(codecs)),
+        rule,
+        file="coded_rows.cu",
+        codecs=codecs,
+    )
+
+
+@cache
+def update_late_coded_rows(
+    rule: UpdateRule, other_rows: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, key: str
+) -> Kernel:
+    parameters = {
+        **_of_sorted_rows(coded_arrays(rule, codecs, storage), storage, key),
+        **given_scalars(rule, storage, True),
+        **_OF_LATE_TABLES,
+        "refused": REFUSED,
+    }
+    types = {"has_groups": True, "Key": CPP_TYPES[key]}
+    name = "update_late_coded_rows"
+    return _late_coded(name, parameters, types, rule, other_rows, codecs, storage)
+
+
+@cache
+def bring_up_coded_rows(
+    rule: UpdateRule,
+    other_rows: UpdateRule,
+    codecs: tuple[Coded, ...],
+    storage: Storage,
+    index: str,
+) -> Kernel:
+    parameters = {"arrays": coded_arrays(rule, codecs, storage), **_of_rows_brought_up(index)}
+    types = {"has_groups": False, "Index": CPP_TYPES[index]}
+    name = "bring_up_coded_rows"
+    return _late_coded(name, parameters, types, rule, other_rows, codecs, storage)
+
+
+@cache
+def update_other_coded_rows(
+    rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, has_groups: bool = False
+) -> Kernel:
+    return Kernel(
+        "update_other_coded_rows",
+        {
+            "arrays": coded_arrays(rule, codecs, storage),
+            **_of_other_rows(rule, storage, has_groups),
+            "refused": REFUSED,
+        },
+        program(rule, storage, has_groups, **types_of_codes(codecs)),
+        rule,
+        file="coded_rows.cu",
+        codecs=codecs,
+    )
+
+
+def _of_sorted_rows(arrays: Struct, storage: Storage, key: str) -> dict[str, Parameter]:
+    """What updates of tables take: their gradients and arrays, and the sorted rows."""
+    return {
+        **TABLES,
+        "only_arrays": arrays,
+        "arrays": Pointer("int64", is_optional=True),
+        "rows": struct_of(SortedRows, Key=key),
+        "parts": Pointer(real_of(storage)),
+        "row_width": INT64,
+    }
+
+
+def _late_coded(
+    name: str,
+    parameters: Mapping[str, Parameter],
+    types: Mapping[str, Any],
+    rule: UpdateRule,
+    other_rows: UpdateRule,
+    codecs: tuple[Coded, ...],
+    storage: Storage,
+) -> Kernel:
+    """Returns a kernel of late_coded_rows.cu."""
+    more = {**types, **types_of_codes(codecs), **_unnamed(rule, other_rows)}
+    return Kernel(
+        name,
+        parameters,
+        program(rule, storage, **more),
+        rule,
+        file="late_coded_rows.cu",
+        other_rows=other_rows,
+        codecs=codecs,
+    )
+
+
+def _of_rows_brought_up(index: str) -> dict[str, Parameter]:
+    """What kernels take that bring rows up to date, after the arrays."""
+    return {
+        "rows": Pointer(index, is_optional=True),
+        "num_rows": INT64,
+        "height": INT64,
+        "row_width": INT64,
+        "late": _LATE_TABLE,
+    }
+
+
+def _of_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool) -> dict[str, Parameter]:
+    """What updates of rows without a gradient take, after the arrays."""
+    return {
+        "size": INT64,
+        "row_width": INT64,
+        **given_scalars(rule, storage, has_groups),
+        "table": INT64,
+        "touched": UINT32S,
+    }
+
+
+def _unnamed(rule: UpdateRule, other_rows: UpdateRule) -> dict[str, str | int]:
+    """What happens to rows without a gradient, and to the variable in others; places of scalars."""
+    unnamed = other_rows.unnamed
+    assert unnamed is not None, "an optimizer without it refuses the option"
+    movement = unnamed.movement
+    return {
+        "Unnamed": unnamed.cpp_type(other_rows.functor, other_rows.slots, other_rows.scalars),
+        "Shift": cpp_type(rule.shift, rule.scalars),
+        "step_scalar": -1 if movement is None else rule.scalars.index(movement.step),
+        "key_scalar": rule.scalars.index(ROUNDING.scalars[0]) if rule.is_rounded else -1,
+    }
