@@ -1,10 +1,10 @@
-"""Each two stages of a step do what they do one by one: by numpy, around a plain optimizer."""
+"""Stages of a step do together what they do one by one: by numpy, around a plain optimizer."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import fake_cupy
@@ -12,7 +12,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from array_slots import array_slots
-from bound_kernels import compile_together
 from dtypes import DTYPES
 from each_device import variable_on
 from pairs_of_stages import (
@@ -48,68 +47,10 @@ TYPES: dict[str, Sequence[Any]] = {
     "rounding": [ml_dtypes.bfloat16],
     "slot_dtype": [np.float16, ml_dtypes.bfloat16, np.float32],
 }
-# Of these, what is compiled for other types than float32 is looked at, too.
-COMPILED = [
-    ("clip_norm", "decay"),
-    ("clip_norm", "averages"),
-    ("loss_scale", "averages"),
-]
-COMPILED_OF_16_BITS = [
-    ("clip_norm", "accumulation"),
-    ("clip_norm", "masters"),
-    ("decay", "remainders"),
-    ("clip_value", "rounding"),
-    ("clip_norm", "slot_dtype"),
-    ("masters", "slot_dtype"),
-    ("remainders", "slot_dtype"),
-    ("rounding", "slot_dtype"),
-    ("slot_bits", "masters"),
-    ("slot_bits", "remainders"),
-    ("slot_bits", "rounding"),
-]
-# Those of the first ones have launches of their own on GPUs.
-ON_GPUS = [
-    *COMPILED,
-    ("clip_value", "cautious"),
-    ("clip_norm", "on_nonfinite"),
-    ("groups", "on_nonfinite"),
-    ("clip_norm", "catch_up"),
-    ("clip_norm", "slot_bits"),
-    ("cautious", "slot_bits"),
-    ("groups", "slot_bits"),
-    ("averages", "slot_bits"),
-    ("decay", "slot_dtype"),
-    ("averages", "slot_dtype"),
-]
-MIXED_ON_GPUS = [
-    *COMPILED_OF_16_BITS,
-    ("averages", "accumulation"),
-    ("catch_up", "accumulation"),
-    ("slot_bits", "accumulation"),
-    ("accumulation", "growing_scale"),
-    ("accumulation", "masters"),
-    ("accumulation", "remainders"),
-    ("accumulation", "rounding"),
-    ("clip_norm", "growing_scale"),
-    ("groups", "growing_scale"),
-    ("growing_scale", "masters"),
-    ("growing_scale", "remainders"),
-    ("growing_scale", "rounding"),
-    ("cautious", "masters"),
-    ("cautious", "rounding"),
-    ("on_nonfinite", "remainders"),
-    ("on_nonfinite", "rounding"),
-    ("averages", "rounding"),
-    ("clip_value", "slot_dtype"),
-    ("cautious", "slot_dtype"),
-    ("groups", "slot_dtype"),
-    ("on_nonfinite", "slot_dtype"),
-    ("accumulation", "slot_dtype"),
-    ("growing_scale", "slot_dtype"),
-]
-# On emulated GPUs, whether pairs of all types are looked at, each of every kind.
 FULL = bool(os.environ.get("GPUOPT_FULL"))
 KINDS = ["dense", "sparse", "mixed"]
+# Most stages of a mixture: with more, nearly all that go together would be in each.
+MOST_STAGES = 6
 SHAPES = [(3, 4), (70, 5), ()]
 TABLE = (40, 12)
 NUM_STEPS, BAD_STEP = 3, 1
@@ -412,103 +353,44 @@ def _apply(optimizer: Any, pairs_of_rounds: Sequence[Any], scale: float) -> None
         optimizer.apply_gradients(pairs, **more)
 
 
-def _cases(
-    pairs: Sequence[Sequence[str]], dtypes: Sequence[Any]
-) -> Iterator[tuple[Sequence[str], Any]]:
-    """Lists pairs of stages with the types that both are for."""
-    for pair in pairs:
-        for dtype in dtypes:
-            if all(dtype in TYPES.get(stage, [dtype]) for stage in pair):
-                yield pair, dtype
+def draw(seed: int) -> tuple[list[str], str, Any, Any]:
+    """Draws stages that go together, a kind of step, a type, and a backend of the host."""
+    rng = np.random.default_rng([seed])
+    dtype = DTYPES[rng.integers(len(DTYPES))]
+    stages: list[str] = []
+    most = rng.integers(2, MOST_STAGES + 1)
+    for stage in rng.permutation(list(STAGES)):
+        goes = all(pair in PAIRS or pair[::-1] in PAIRS for pair in product(stages, [stage]))
+        if goes and dtype in TYPES.get(stage, [dtype]) and len(stages) < most:
+            stages.append(str(stage))
+    large = int(rng.choice([1, 10**9]))
+    backend = CpuBackend(CpuLimits(small_elements=1, large_elements=large))
+    return stages, str(rng.choice(KINDS)), dtype, backend
 
 
-def cases(pairs: Sequence[Sequence[str]], dtypes: Sequence[Any]) -> Any:
-    """Parametrizes a test by pairs of stages, and the types that both are for."""
-    return pytest.mark.parametrize(
-        ("stages", "dtype"),
-        [
-            pytest.param(pair, dtype, id=f"{'+'.join(pair)}-{np.dtype(dtype).name}")
-            for pair, dtype in _cases(pairs, dtypes)
-        ],
-    )
+def check_mixture(seed: int, xp: Any = np) -> None:
+    stages, kind, dtype, backend = draw(seed)
+    print(f"seed {seed}: {' + '.join(stages)}; {kind}, {np.dtype(dtype).name}")
+    with using(Device.cpu, backend):
+        check(stages, kind, dtype, xp)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@cases(PAIRS, [np.float32])
-@pytest.mark.one_in(12)
-def test_two_stages_are_the_same_one_by_one(
-    stages: Sequence[str], kind: str, dtype: Any, every_form_one_by_one: str
-) -> None:
-    check(stages, kind, dtype)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@cases(PAIRS, [each for each in DTYPES if each != np.float32])
-@pytest.mark.one_in(16, stages=len)
-def test_two_stages_of_other_types_are_the_same_one_by_one(
-    stages: Sequence[str], dtype: Any, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = 1 if stages in COMPILED + COMPILED_OF_16_BITS else 10**9
-    with using(Device.cpu, CpuBackend(CpuLimits(small_elements=1, large_elements=large))):
-        check(stages, kind, dtype)
-
-
-@cache
-def prepare_kernels(dtype: np.dtype) -> None:
-    """Compiles at once what pairs launch on a GPU, with variables of a type."""
-    pairs = PAIRS if FULL or dtype == np.float32 else COMPILED_OF_16_BITS
-
-    def run() -> None:
-        for stages, each in _cases(pairs, [dtype]):
-            variables = _make_variables("mixed", each, fake_cupy)
-            optimizer, _, averages = make(stages)
-            if averages is not None:  # as they are from the second update on
-                averages.track(list(variables.values()))
-            for number in range(ACCUMULATED if "accumulation" in stages else 1):
-                given = _gradients(np.random.default_rng(3), variables, number)
-                _apply(optimizer, [_pairs(given, variables, fake_cupy)], SCALE)
-
-    compile_together(run)
+@pytest.mark.parametrize("seed", range(1000 if FULL else 60))
+def test_stages_are_the_same_one_by_one(seed: int) -> None:
+    check_mixture(seed)
 
 
 @pytest.mark.emulator
 @pytest.mark.usefixtures("emulated_gpus")
-@pytest.mark.parametrize("kind", KINDS)
-@cases(PAIRS, DTYPES if FULL else [np.float32])
-@pytest.mark.one_in(12, stages=len)
-def test_two_stages_are_the_same_on_an_emulated_gpu(
-    stages: Sequence[str], dtype: Any, kind: str
-) -> None:
-    prepare_kernels(np.dtype(dtype))
-    check(stages, kind, dtype, fake_cupy)
-
-
-@pytest.mark.emulator
-@pytest.mark.usefixtures("emulated_gpus")
-@pytest.mark.skipif(FULL, reason="they are among those of all types")
-@cases(COMPILED_OF_16_BITS, [BFLOAT16])
-def test_two_stages_of_16_bits_are_the_same_on_an_emulated_gpu(
-    stages: Sequence[str], dtype: Any
-) -> None:
-    prepare_kernels(np.dtype(dtype))
-    check(stages, "mixed", dtype, fake_cupy)
+@pytest.mark.parametrize("seed", range(200 if FULL else 10))
+def test_stages_are_the_same_on_an_emulated_gpu(seed: int) -> None:
+    check_mixture(seed, fake_cupy)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
-@cases(ON_GPUS, [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.one_in(3)
-def test_two_stages_are_the_same_on_a_gpu(stages: Sequence[str], kind: str, dtype: Any) -> None:
-    check(stages, kind, dtype, pytest.importorskip("cupy"))
-
-
-@pytest.mark.gpu
-@cases(MIXED_ON_GPUS, [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.one_in(3)
-def test_two_stages_with_more_state_are_the_same_on_a_gpu(
-    stages: Sequence[str], dtype: Any
-) -> None:
-    check(stages, "mixed", dtype, pytest.importorskip("cupy"))
+@pytest.mark.parametrize("seed", range(200 if FULL else 24))
+def test_stages_are_the_same_on_a_gpu(seed: int) -> None:
+    check_mixture(seed, pytest.importorskip("cupy"))
 
 
 @pytest.mark.contract
