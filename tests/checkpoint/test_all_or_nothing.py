@@ -170,6 +170,7 @@ def test_what_is_cut_at_any_moment_is_undone(
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["masters", "scaled", "slot_bits", "catch_up"])
+@pytest.mark.one_in(4)
 def test_what_is_cut_at_any_moment_is_undone_on_gpus(kind: str, way: str, tmp_path: Path) -> None:
     check_cut(kind, way, "gpu:0", tmp_path)
 

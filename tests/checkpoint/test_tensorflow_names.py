@@ -85,8 +85,9 @@ def assert_follows(after: Mapping[str, np.ndarray], *variables: Variable) -> Non
         np.testing.assert_allclose(each.numpy(), after[each.name], rtol=2e-6, err_msg=each.name)
 
 
-@pytest.mark.parametrize("order", ["d first", "g first"])
-@pytest.mark.parametrize("before", ["no step", "a step"])
+@pytest.mark.parametrize(
+    ("order", "before"), [("d first", "no step"), ("g first", "no step"), ("g first", "a step")]
+)
 def test_two_optimizers_of_one_name_get_the_slots_of_their_own_variables(
     checkpoint: Callable[..., str], order: str, before: str
 ) -> None:
@@ -129,8 +130,15 @@ def test_a_step_that_fails_leaves_waiting_slots_to_any_optimizer(
     assert_follows(after, d, g)
 
 
-@pytest.mark.parametrize("when", ["at once", "after a step of one"])
-@pytest.mark.parametrize("way", ["file", "file of other names", "copy"])
+@pytest.mark.parametrize(
+    ("way", "when"),
+    [
+        ("file", "at once"),
+        ("file of other names", "after a step of one"),
+        ("copy", "at once"),
+        ("copy", "after a step of one"),
+    ],
+)
 def test_slots_that_wait_are_saved_and_copied(
     checkpoint: Callable[..., str], tmp_path: Path, when: str, way: str
 ) -> None:
@@ -342,8 +350,9 @@ def test_a_global_step_is_restored_into_any_type_that_holds_it(
     assert step.dtype == dtype
 
 
-@pytest.mark.parametrize("name", ["w", "w/Adam", "beta1_power"])
-@pytest.mark.parametrize("dtype", ["U3", object])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("w", "U3"), ("w", object), ("w/Adam", "U3"), ("beta1_power", object)]
+)
 def test_texts_in_the_place_of_numbers_are_refused(
     dtype: Any, name: str, checkpoint: Callable[..., str]
 ) -> None:

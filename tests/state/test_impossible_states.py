@@ -48,7 +48,6 @@ def assert_refused(optimizer: Any, state: Any, w: Variable, words: str, kind: An
         assert str(optimizer.state_dict({"w": w})) == before
 
 
-@pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize(
     ("name", "slot", "options"),
     [
@@ -56,15 +55,14 @@ def assert_refused(optimizer: Any, state: Any, w: Variable, words: str, kind: An
         ("RMSProp", "rms", {"centered": True}),
     ],
 )
-def test_squares_below_0_are_refused(name: str, slot: str, options: Any, fresh: bool) -> None:
+def test_squares_below_0_are_refused(name: str, slot: str, options: Any) -> None:
     optimizer = optimizer_named(name, **options)
     w = trained(optimizer)
     state = optimizer.state_dict({"w": w})
     state["slots"][slot]["w"][1] = -1e-30
-    if fresh:
-        optimizer = optimizer_named(name, **options)
     words = f'slot "{slot}" of "w" holds numbers from 0 to inf; the saved value has -1e-30'
-    assert_refused(optimizer, state, w, words, ValueError)
+    for each in (optimizer, optimizer_named(name, **options)):
+        assert_refused(each, state, w, words, ValueError)
 
 
 @pytest.mark.parametrize("name", SQUARES)
@@ -80,18 +78,16 @@ def test_every_slot_of_a_diverged_run_is_taken_over(name: str, tmp_path: Path) -
         np.testing.assert_equal(other.state_dict({"w": again})["slots"], expected)
 
 
-@pytest.mark.parametrize("fresh", [True, False])
-@pytest.mark.parametrize("power", ["beta1_power", "beta2_power"])
 @pytest.mark.parametrize("value", [-0.125, 1.0, 1.5, np.nan, np.inf])
-def test_a_power_that_no_beta_has_is_refused(power: str, value: float, fresh: bool) -> None:
+def test_a_power_that_no_beta_has_is_refused(value: float) -> None:
     optimizer = gpuopt.AdamOptimizer()
     w = trained(optimizer)
-    state = optimizer.state_dict({"w": w})
-    state["non_slots"][power][...] = value
-    if fresh:
-        optimizer = gpuopt.AdamOptimizer()
-    words = f'"{power}" holds numbers from 0 to 0.99999994; the saved value has {value:g}'
-    assert_refused(optimizer, state, w, words, ValueError)
+    for power in ("beta1_power", "beta2_power"):
+        state = optimizer.state_dict({"w": w})
+        state["non_slots"][power][...] = value
+        words = f'"{power}" holds numbers from 0 to 0.99999994; the saved value has {value:g}'
+        for each in (optimizer, gpuopt.AdamOptimizer()):
+            assert_refused(each, state, w, words, ValueError)
 
 
 @pytest.mark.parametrize("beta1", [0.0, 1e-30, -0.5, 1.0, lambda: -0.5])

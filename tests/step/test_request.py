@@ -208,8 +208,15 @@ def users_hook(self: Any, grad: Any, var: Any) -> None:
     ],
     ids=["rule", "apply_gradients", "minimize", "hook"],
 )
-@pytest.mark.parametrize("is_outer", [False, True], ids=["inside", "around"])
-@pytest.mark.parametrize("gate", [None, gpuopt.Optimizer.GATE_NONE, gpuopt.Optimizer.GATE_OP])
+@pytest.mark.parametrize(
+    ("is_outer", "gate"),
+    [
+        (False, None),
+        (True, None),
+        (False, gpuopt.Optimizer.GATE_NONE),
+        (True, gpuopt.Optimizer.GATE_OP),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:GATE_NONE gives way")
 def test_listed_variables_decay_alone_whatever_a_user_overrides(
     base: Any, is_outer: bool, gate: Any
@@ -259,9 +266,15 @@ def test_minimize_calls_an_apply_gradients_by_keywords_with_a_list_and_without()
     assert int(step) == 3
 
 
-@pytest.mark.parametrize("gate", [gpuopt.Optimizer.GATE_NONE, gpuopt.Optimizer.GATE_OP])
-@pytest.mark.parametrize("is_in_loss", [False, True], ids=["rate", "loss"])
-@pytest.mark.parametrize("is_overridden", [False, True])
+@pytest.mark.parametrize(
+    ("is_overridden", "is_in_loss", "gate"),
+    [
+        (False, False, gpuopt.Optimizer.GATE_NONE),
+        (False, True, gpuopt.Optimizer.GATE_OP),
+        (True, False, gpuopt.Optimizer.GATE_OP),
+        (True, True, gpuopt.Optimizer.GATE_NONE),
+    ],
+)
 def test_a_list_of_decaying_variables_is_not_for_steps_inside_of_minimize(
     is_overridden: bool, is_in_loss: bool, gate: int
 ) -> None:

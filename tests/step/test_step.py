@@ -291,8 +291,7 @@ class Hooked(gpuopt.MomentumOptimizer):
         super()._apply_sparse(grad, var)
 
 
-@pytest.mark.parametrize("memory", ["variable", "slot"])
-@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize(("is_sparse", "memory"), [(True, "variable"), (False, "slot")])
 def test_a_gradient_that_an_earlier_hook_writes_is_read_before(
     is_sparse: bool, memory: str, device: str
 ) -> None:
@@ -367,13 +366,12 @@ def test_the_global_step_is_not_part_of_a_variable(known: int) -> None:
 # A gradient object that is changed in place
 
 
-@pytest.mark.parametrize("size", [1_000, 20_000, 400_000])
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("size", "change", "words"),
     [
-        (lambda g: setattr(g, "dtype", np.int32), "dtype int32"),
-        (lambda g: setattr(g, "dtype", np.float64), "dtype float64"),
-        (lambda g: setattr(g, "shape", (-1, 2)), "has shape"),
+        (1_000, lambda g: setattr(g, "dtype", np.int32), "dtype int32"),
+        (20_000, lambda g: setattr(g, "dtype", np.float64), "dtype float64"),
+        (400_000, lambda g: setattr(g, "shape", (-1, 2)), "has shape"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -75,11 +75,10 @@ def test_a_write_waits_until_whoever_saves_is_done(write: Callable[[Variable], A
     thread.join()
 
 
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_whoever_restores_may_write_and_a_save_holds_one_moment(
-    write: Callable[[Variable], Any],
-) -> None:
+@pytest.mark.parametrize("name", ["a step", "a streaming step", "assign", "copyto", "averages"])
+def test_whoever_restores_may_write_and_a_save_holds_one_moment(name: str) -> None:
     """A signal handler may come in the middle of either, but makes no step there."""
+    write = WRITES[name]
     w = Variable(np.zeros(4, np.float32), name="w")
     is_step = write in (apply_step, minimize_streaming)
     in_restore = pytest.raises(RuntimeError, match="restoring m") if is_step else nullcontext()

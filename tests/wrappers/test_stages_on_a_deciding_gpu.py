@@ -109,6 +109,7 @@ STAGES: dict[str, tuple[Callable[[Variable], Optimizing], np.dtype[Any]]] = {
     ),
     "torch's decay": (alone(gpuopt.TorchAdamWOptimizer), DOUBLE),
     "sums": (lambda step: Optimizing(gpuopt.LAMBOptimizer(), None), FLOAT),
+    "row-wise": (alone(gpuopt.RowWiseAdagradOptimizer), FLOAT),
     "averages of masters of rows": (
         with_averages(gpuopt.LazyAdamOptimizer, True, masters="float32", **ADAM),
         HALF,
