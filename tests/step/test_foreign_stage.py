@@ -10,12 +10,10 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, Unpack
 
 import fake_cupy
 import gradient_noise
-import ml_dtypes
 import numpy as np
 import pytest
 import smoothed_gradient
@@ -23,7 +21,6 @@ from each_device import variable_on
 from every_optimizer import update_rules
 from fuzzing.noise_model import ETA, GAMMA, SEED, noise
 from gradient_noise import GradientNoise
-from restored_runs import Run, check_a_restored_run
 from smoothed_gradient import SmoothedGradient
 from stages import STAGES
 
@@ -146,9 +143,11 @@ def check(name: str, variable: gpuopt.Variable, got: Any, expected: Any) -> None
     np.testing.assert_allclose(a, b, rtol=0, atol=bound * largest, err_msg=variable.name)
 
 
-# The product of stages, walks and forms is drawn by tests/fuzz/test_all_stages.py.
-@pytest.mark.parametrize("stage", [Noisy, Means])
-@pytest.mark.parametrize("name", KINDS_OF_STEPS)
+# tests/fuzz/test_all_stages.py draws both, in any step: clipped or scaled, with master copies or
+# slots of few bits, left out, saved and restored.
+@pytest.mark.parametrize(
+    ("name", "stage"), [(name, (Noisy, Means)[at % 2]) for at, name in enumerate(KINDS_OF_STEPS)]
+)
 def test_every_kind_of_step_is_that_of_the_models_gradients(name: str, stage: Any, xp: Any) -> None:
     make, model, at = KINDS_OF_STEPS[name], stage(), [*KINDS_OF_STEPS].index(name)
     dtype = np.float64 if "float64" in name else np.float32
@@ -282,32 +281,6 @@ def test_copies_of_a_mirrored_variable_have_the_same_noise() -> None:
         np.testing.assert_allclose(-each.numpy(), noise(0, (50,), "w"), atol=1e-5)
 
 
-@pytest.mark.parametrize("option", [NOISE, SMOOTHED], ids=["noise", "means"])
-@pytest.mark.parametrize(
-    ("more", "by_saver", "is_made"),
-    [({}, False, True), ({"slot_bits": 8}, True, False), ({"catch_up": True}, True, True)],
-    ids=str,
-)
-def test_a_restored_run_goes_on_to_the_bit(
-    option: Any, more: Any, by_saver: bool, is_made: bool, xp: Any, tmp_path: Path
-) -> None:
-    def adam() -> Any:
-        return gpuopt.AdamOptimizer(0.01, **option, **more)
-
-    def step(optimizer: Any, variable: gpuopt.Variable, seed: int) -> None:
-        values = xp.asarray(drawn(seed, (len(ROWS), 20)))
-        optimizer.apply_gradients([(gpuopt.IndexedSlices(values, xp.asarray(ROWS)), variable)])
-
-    run, other = (
-        Run(variable_on(xp, start, name="w"), adam())
-        for start in (drawn(0, TABLE), np.zeros(TABLE, np.float32))
-    )
-    check_a_restored_run(run, other, step, tmp_path, by_saver=by_saver, is_made=is_made)
-    for slot in run.optimizer.get_slot_names():
-        slots = [each.optimizer.get_slot(each.variable, slot).numpy() for each in (other, run)]
-        np.testing.assert_array_equal(*slots)
-
-
 @pytest.mark.parametrize("begins", [False, True])
 def test_a_run_may_begin_or_end_to_have_noise(begins: bool) -> None:
     none: dict[str, Any] = {}
@@ -322,43 +295,6 @@ def test_a_run_may_begin_or_end_to_have_noise(begins: bool) -> None:
     np.testing.assert_allclose(
         then.get_slot(v, "m").numpy(), 0.9 * expected + 0.1 * given, atol=1e-6
     )
-
-
-@pytest.mark.parametrize("scale", [None, 8.0, 3.0])
-@pytest.mark.parametrize("clip", [{"clip_value": 0.5}, {"clip_norm": 2.0}], ids=str)
-def test_a_stage_may_stand_between_unscaling_and_clipping(clip: Any, scale: Any, xp: Any) -> None:
-    w, gradient = variable_on(xp, np.zeros(300, np.float32), name="w"), drawn(1, (300,))
-    optimizer: Any = gpuopt.GradientDescentOptimizer(1.0, unscaled_noise=(ETA, GAMMA, SEED), **clip)
-    if scale is not None:
-        manager = gpuopt.FixedLossScaleManager(scale)
-        optimizer = gpuopt.LossScaleOptimizer(optimizer, manager)
-        optimizer.apply_gradients([(xp.asarray(gradient * F(scale)), w)], loss_scale=F(scale))
-    else:
-        optimizer.apply_gradients([(xp.asarray(gradient), w)])
-    expected = gradient + noise(0, (300,), "w")
-    if "clip_value" in clip:
-        expected = np.clip(expected, -0.5, 0.5)
-    else:
-        expected *= 2 / np.linalg.norm(gradient.astype(np.float64))
-    np.testing.assert_allclose(-w.numpy(), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("option", [NOISE, SMOOTHED], ids=["noise", "means"])
-@pytest.mark.parametrize("wrapped", ["on_nonfinite", "loss_scale"])
-def test_a_step_that_is_left_out_does_not_count(wrapped: str, option: Any, xp: Any) -> None:
-    results = []
-    for is_bad in (False, True):
-        w = variable_on(xp, drawn(0, (300,)))
-        more: dict[str, Any] = {"on_nonfinite": "skip"} if wrapped == "on_nonfinite" else {}
-        optimizer: Any = gpuopt.AdamOptimizer(0.01, **option, **more)
-        if wrapped == "loss_scale":
-            optimizer = gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(8.0))
-        bad = [np.full(300, np.inf, np.float32)] * is_bad
-        for gradient in (drawn(1, (300,)), *bad, drawn(2, (300,))):
-            optimizer.apply_gradients([(xp.asarray(gradient), w)])
-        slots = [optimizer.get_slot(w, slot).numpy() for slot in optimizer.get_slot_names()]
-        results.append([w.numpy(), *slots])
-    np.testing.assert_array_equal(*results)
 
 
 def test_a_refused_row_does_not_count(xp: Any) -> None:
@@ -616,43 +552,6 @@ def test_rows_without_a_gradient_keep_their_means(options: Any, xp: Any) -> None
     bound = 0.02 if options.get("slot_bits") else 1e-6
     np.testing.assert_allclose(mean.numpy(), expected, atol=bound)
     assert not mean.numpy()[[0, 1, 4]].any()
-
-
-@pytest.mark.parametrize("clip", [{"clip_value": 0.5}, {"clip_norm": 2.0}], ids=str)
-@pytest.mark.parametrize("kind", [gpuopt.GradientDescentOptimizer, gpuopt.LARSOptimizer])
-def test_the_mean_is_clipped(kind: Any, clip: Any, xp: Any) -> None:
-    w, v = (variable_on(xp, drawn(0, (300,))) for _ in range(2))
-    ours, plain, means = kind(1.0, **clip, **SMOOTHED), kind(1.0), Means()
-    for step in range(2):
-        v.assign(w.numpy())
-        gradient = drawn(step + 1, (300,))
-        ours.apply_gradients([(xp.asarray(gradient), w)])
-        expected = means.gradient("w", gradient.astype(np.float64), step)
-        if "clip_value" in clip:
-            expected = np.clip(expected, -0.5, 0.5)
-        else:  # norms are of the gradients as they are given
-            expected = expected * 2 / np.linalg.norm(gradient.astype(np.float64))
-        plain.apply_gradients([(xp.asarray(expected.astype(np.float32)), v)])
-        np.testing.assert_allclose(w.numpy(), v.numpy(), atol=1e-5)
-
-
-@pytest.mark.parametrize("masters", ["float32", "remainder"])
-def test_it_goes_with_master_copies(masters: Any, xp: Any) -> None:
-    bfloat16 = ml_dtypes.bfloat16
-    w = variable_on(xp, drawn(0, (300,)).astype(bfloat16))
-    v = variable_on(xp, w.numpy().astype(np.float32))
-    ours, means = gpuopt.AdamOptimizer(0.1, masters=masters, **SMOOTHED), Means()
-    plain = gpuopt.AdamOptimizer(0.1)
-    for step in range(3):
-        gradient = drawn(step + 1, (300,)).astype(bfloat16)
-        ours.apply_gradients([(xp.asarray(gradient), w)])
-        mean = means.gradient("w", gradient.astype(np.float64), step)
-        plain.apply_gradients([(xp.asarray(mean.astype(np.float32)), v)])
-    slot: Any = ours.get_slot(w, "mean")
-    assert slot.dtype == np.float32
-    np.testing.assert_allclose(slot.numpy(), means.of["w"], atol=1e-6)
-    master: Any = ours.get_slot(w, "master")
-    np.testing.assert_allclose(master.numpy(), v.numpy(), atol=1e-5)
 
 
 def test_rows_that_are_added_begin_with_means_of_0() -> None:

@@ -1,4 +1,8 @@
-"""A table whose rows catch up shows every reader the rows of a table that made all steps."""
+"""A table whose rows catch up shows every reader the rows of a table that made all steps.
+
+tests/fuzz/test_rows_that_catch_up.py and tests/fuzz/test_all_stages.py draw steps of all kinds,
+with other optimizers, hyperparameters that change, averages, and restores into other forms.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ import math
 import weakref
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ import pytest
 from late_pairs import HEIGHT, Pair, close
 
 import gpuopt
-from gpuopt import IndexedSlices, ParameterGroup, Saver, Variable
+from gpuopt import IndexedSlices, ParameterGroup, Variable
 from gpuopt.distributed import MirroredStrategy, PerReplica
 from gpuopt.step import tables_behind
 
@@ -84,21 +87,6 @@ def test_a_flush_makes_all_steps(device: str) -> None:
     pair.optimizer.flush()
     assert not pair.is_behind()
     close(pair.late._array, pair.exact)
-    pair.check()
-
-
-def test_a_slot_may_be_read_and_written(device: str) -> None:
-    pair = Pair(device=device)
-    pair.step(20)
-    close(*pair.slot("m"))
-    assert not pair.is_behind()
-    pair.step(20)
-    close(*pair.slot("v"))
-    assert not pair.is_behind()
-    pair.step(10)
-    for optimizer, table in pair.both:
-        optimizer.get_slot(table, "m").assign(np.ones(table.shape, "f4"))
-    pair.step(10)
     pair.check()
 
 
@@ -193,64 +181,6 @@ def test_a_lookup_out_of_range_writes_nothing(ids: list[int]) -> None:
     pair.check()
 
 
-@pytest.mark.parametrize("kind", ["empty", "dense", "not finite", "one row of many"])
-def test_steps_of_all_kinds_come_between(kind: str, device: str) -> None:
-    pair = Pair(device=device, on_nonfinite="skip")
-    gradients = {
-        "empty": IndexedSlices(np.zeros((0, 3), "f4"), np.zeros(0, np.int64)),
-        "dense": np.ones((HEIGHT, 3), np.float32),
-        "not finite": IndexedSlices(np.full((1, 3), np.nan, "f4"), np.array([1])),
-        "one row of many": IndexedSlices(np.ones((500, 3), "f4"), np.full(500, 7)),
-    }
-    for _ in range(4):
-        pair.step(5)
-        pair.apply(gradients[kind])
-    pair.step(5)
-    pair.check()
-
-
-def test_a_loss_that_is_scaled_skips_its_steps(device: str) -> None:
-    pair = Pair(device=device)
-    scaling = [
-        gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(8.0))
-        for optimizer, _ in pair.both
-    ]
-    for number in range(30):
-        slices = pair.slices()
-        factor = np.float32(np.inf if number % 7 == 3 else 8)
-        scaled = IndexedSlices(slices.values * factor, slices.indices)
-        for optimizer, (_, table) in zip(scaling, pair.both, strict=True):
-            optimizer.apply_gradients([(scaled, table)])
-    assert [each.num_skipped for each in scaling] == [4, 4]
-    assert pair.is_behind()
-    pair.check()
-
-
-def test_another_optimizers_step_comes_after_all_steps() -> None:
-    pair = Pair()
-    decay = gpuopt.extend_with_decoupled_weight_decay(gpuopt.GradientDescentOptimizer)(0.1, 0.1)
-    other = gpuopt.AdamOptimizer(catch_up=True)
-    for optimizer in (decay, other, decay):
-        pair.step(10)
-        slices = IndexedSlices(np.ones((1, 3), "f4"), [1])
-        optimizer.apply_gradients([(slices, pair.late), (slices, pair.exact)])
-    pair.step(10)
-    pair.late.numpy()
-    pair.exact.numpy()
-    pair.check()
-
-
-def test_hyperparameters_may_change(device: str) -> None:
-    pair = Pair(device=device, learning_rate=0.1)
-    changes = ("beta1", 0.5), ("learning_rate", lambda: 0.05), ("epsilon", 1e-3), ("beta2", 0.99)
-    for name, value in changes:
-        pair.step(15)
-        for optimizer, _ in pair.both:
-            optimizer.hyperparameters[name] = value
-    pair.step(15)
-    pair.check()
-
-
 def test_betas_for_which_steps_count_for_ever_move_all_rows() -> None:
     pair = Pair(beta1=0.99, beta2=0.9)
     pair.step(5)
@@ -261,16 +191,6 @@ def test_betas_for_which_steps_count_for_ever_move_all_rows() -> None:
     pair.step(5)
     assert pair.is_behind()
     pair.check()
-
-
-def test_more_steps_than_there_is_room_for() -> None:
-    pair = Pair(learning_rate=1e-3)
-    for _ in range(9):
-        pair.step(131)
-    table: Any = pair.late.identity.behind
-    assert 0 < table._catch_up.now < 9 * 131
-    pair.late.numpy()
-    np.testing.assert_allclose(pair.late.numpy(), pair.exact.numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_tables_of_groups_fall_behind_beside_each_other(device: str) -> None:
@@ -300,61 +220,6 @@ def test_tables_of_groups_fall_behind_beside_each_other(device: str) -> None:
                 gpuopt.embedding_lookup(tables[number % 4], [1, 5])
     for table, other in zip(of_both[0][1], of_both[1][1], strict=True):
         close(table, other)
-
-
-def test_an_average_follows_all_steps(device: str) -> None:
-    pair = Pair(device=device)
-    averages = [gpuopt.ExponentialMovingAverage(0.9, name=name) for name in ("One", "Two")]
-    for _ in range(3):
-        pair.step(5)
-        for average, (_, table) in zip(averages, pair.both, strict=True):
-            average.apply([table])
-    close(averages[0].average(pair.late), averages[1].average(pair.exact))
-
-
-@pytest.mark.parametrize("restored_by", [True, "stepping", False])
-def test_a_file_is_restored_into_either_form(restored_by: Any, device: str, tmp_path: Path) -> None:
-    pair = Pair(device=device)
-    pair.step(25)
-    assert pair.is_behind()
-    path = Saver({"table": pair.late}, optimizers=[pair.optimizer]).save(tmp_path / "model")
-    assert not pair.is_behind()
-    start = np.zeros((HEIGHT, 3), "f4")
-    table, optimizer = (
-        Variable(start, device=device),
-        gpuopt.AdamOptimizer(catch_up=restored_by, name="Late"),
-    )
-    for _ in range(12):  # rows that are behind are overwritten
-        optimizer.apply_gradients([(pair.slices(), table)])
-    Saver({"table": table}, optimizers=[optimizer]).restore(path)
-    np.testing.assert_array_equal(table.numpy(), pair.late.numpy())
-    pair.late, pair.optimizer = table, optimizer
-    pair.step(20)
-    pair.check()
-
-
-def test_a_state_is_loaded_into_either_form() -> None:
-    pair, restored = Pair(), Pair()
-    pair.step(20)
-    state = pair.optimizer.state_dict({"w": pair.late})
-    pair.check()
-    for optimizer, table in restored.both:
-        optimizer.load_state_dict(state, {"w": table})
-        table.assign(pair.late)
-    restored.step(10)
-    restored.check()
-
-
-def test_rows_may_come_and_go() -> None:
-    pair = Pair()
-    for _ in range(3):
-        pair.step(10)
-        for table in (pair.late, pair.exact):
-            rows = gpuopt.rows(table)
-            rows.append(np.ones((2, 3), np.float32))
-            rows.remove([0, 5])
-    pair.step(10)
-    pair.check()
 
 
 def test_a_slot_may_be_replaced() -> None:

@@ -197,16 +197,23 @@ def by_pickle_alone(optimizer: gpuopt.Optimizer, tree: Any) -> tuple[gpuopt.Opti
     return pickle.loads(pickled), {key: each.copy() for key, each in tree.items()}
 
 
-@pytest.mark.parametrize(
-    "take_over",
-    [
-        by_pickle_alone,
-        lambda *both: copy.deepcopy(both),
-        lambda *both: pickle.loads(pickle.dumps(both)),
-        lambda optimizer, tree: (copy.copy(optimizer), tree),
-        lambda optimizer, tree: (copy.deepcopy(optimizer), tree),
-    ],
-)
+def by_state_of(make: Any, optimizer: gpuopt.Optimizer) -> gpuopt.Optimizer:
+    loaded: gpuopt.Optimizer = make()
+    loaded.load_state_dict(optimizer.state_dict())
+    return loaded
+
+
+TAKEN_OVER: list[Any] = [
+    lambda optimizer, tree: (by_state_of(lambda: gpuopt.AdamOptimizer(0.1), optimizer), tree),
+    lambda optimizer, tree: (copy.copy(optimizer), tree),
+    lambda optimizer, tree: (copy.deepcopy(optimizer), tree),
+    lambda *both: copy.deepcopy(both),
+    lambda *both: copy.deepcopy(copy.deepcopy(both)),
+    lambda *both: pickle.loads(pickle.dumps(both)),
+]
+
+
+@pytest.mark.parametrize("take_over", [by_pickle_alone, *TAKEN_OVER[1:]])
 def test_a_run_goes_on_with_the_state_of_its_paths(take_over: Any) -> None:
     expected = train(gpuopt.AdamOptimizer(0.1), two_arrays(), 5)
     optimizer = gpuopt.AdamOptimizer(0.1)
@@ -216,62 +223,24 @@ def test_a_run_goes_on_with_the_state_of_its_paths(take_over: Any) -> None:
         np.testing.assert_array_equal(value, expected[key])
 
 
-def by_state_of(make: Any, optimizer: gpuopt.Optimizer) -> gpuopt.Optimizer:
-    loaded: gpuopt.Optimizer = make()
-    loaded.load_state_dict(optimizer.state_dict())
-    return loaded
-
-
-@pytest.mark.parametrize("is_alive", [True, False])
-@pytest.mark.parametrize(
-    "take_over",
-    [
-        lambda optimizer, tree: (by_state_of(lambda: gpuopt.AdamOptimizer(0.1), optimizer), tree),
-        lambda optimizer, tree: (copy.copy(optimizer), tree),
-        lambda optimizer, tree: (copy.deepcopy(optimizer), tree),
-        lambda *both: copy.deepcopy(both),
-        lambda *both: copy.deepcopy(copy.deepcopy(both)),
-        lambda *both: pickle.loads(pickle.dumps(both)),
-    ],
-)
+@pytest.mark.parametrize("take_over", TAKEN_OVER)
+@pytest.mark.parametrize(("is_alive", "reads"), [(True, False), (False, False), (False, True)])
 def test_other_arrays_go_on_with_a_state_that_was_taken_over(
-    take_over: Any, is_alive: bool
+    take_over: Any, is_alive: bool, reads: bool
 ) -> None:
+    """While the arrays of its paths live, and after them."""
     expected = train(gpuopt.AdamOptimizer(0.1), two_arrays(), 5)
     optimizer = gpuopt.AdamOptimizer(0.1)
     first = train(optimizer, two_arrays(), 3)
     goes_on, tree = take_over(optimizer, first)
+    if reads:
+        assert set(goes_on.state_dict()["slots"]["m"]) == {"W", "b"}
     others = {key: each.copy() for key, each in tree.items()}
     if not is_alive:
         del first, tree, optimizer
     for key, value in train(goes_on, others, 2).items():
         np.testing.assert_array_equal(value, expected[key])
     assert set(goes_on.state_dict()["slots"]["m"]) == {"W", "b"}
-
-
-@pytest.mark.parametrize("reads", [True, False])
-@pytest.mark.parametrize(
-    "take_over",
-    [
-        lambda optimizer, tree: (by_state_of(lambda: gpuopt.AdamOptimizer(0.1), optimizer), tree),
-        lambda *both: copy.deepcopy(both),
-        lambda *both: pickle.loads(pickle.dumps(both)),
-    ],
-)
-def test_a_state_that_was_taken_over_outlives_the_arrays_of_its_paths(
-    take_over: Any, reads: bool
-) -> None:
-    optimizer = gpuopt.AdamOptimizer(0.1)
-    goes_on, tree = take_over(optimizer, train(optimizer, two_arrays(), 3))
-    del optimizer
-    if reads:
-        assert set(goes_on.state_dict()["slots"]["m"]) == {"W", "b"}
-    others = {key: each.copy() for key, each in tree.items()}
-    del tree
-    train(goes_on, others, 2)
-    expected = train(gpuopt.AdamOptimizer(0.1), two_arrays(), 5)
-    for key, value in others.items():
-        np.testing.assert_array_equal(value, expected[key])
 
 
 def test_a_state_is_loaded_before_the_first_step_of_a_copy() -> None:

@@ -1,4 +1,7 @@
-"""LossScaleOptimizer and its managers."""
+"""LossScaleOptimizer and its managers.
+
+tests/fuzz/test_all_stages.py compares steps that are skipped, and restores, with a model.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from interrupt_at import HandleAt, Interrupt, InterruptAt
-from naive_loss_scale import HostRule
 
 import gpuopt
-from gpuopt import IndexedSlices, LossScaleOptimizer, Variable
+from gpuopt import LossScaleOptimizer, Variable
 from gpuopt.backends import to_device
 from gpuopt.device import Device
 from gpuopt.step.replica_context import replica_context
@@ -99,58 +101,6 @@ def test_a_handlers_step_of_another_optimizer_is_not_the_scaled_one(kind: str) -
 def test_an_unknown_argument_is_refused_with_those_that_there_are(make: Any, listed: str) -> None:
     with pytest.raises(TypeError, match=listed):
         make()
-
-
-@pytest.mark.parametrize("manager", MANAGERS)
-@pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
-@pytest.mark.parametrize("clip", [{}, {"clip_norm": 0.5}, {"clip_value": 0.25}])
-@pytest.mark.one_in(4)
-def test_skipped_steps_are_as_if_they_had_not_been(manager: str, kind: str, clip: Any) -> None:
-    rng = np.random.default_rng(7)
-    start = {"w": rng.normal(size=(4, 3)), "table": rng.normal(size=(6, 2))}
-    ours = {n: Variable(v.astype(np.float32), name=n) for n, v in start.items()}
-    plain = {n: Variable(v.astype(np.float32), name=f"{n}_plain") for n, v in start.items()}
-    step, plain_step = Variable(0, name="step"), Variable(0, name="plain_step")
-    optimizer = make(manager, gpuopt.AdamOptimizer(0.1, **clip))
-    other, rule = gpuopt.AdamOptimizer(0.1, **clip), HostRule(manager)
-    skipped = 0
-    for number in range(40):
-        dense = rng.normal(size=(4, 3)).astype(np.float32)
-        values = rng.normal(size=(5, 2)).astype(np.float32)
-        rows = rng.integers(0, 6, 5)
-        is_bad = rng.random() < 0.4
-        if is_bad:
-            bad = dense if kind == "dense" or (kind == "mixed" and number % 2) else values
-            bad[-1, -1] = rng.choice([np.inf, -np.inf, np.nan])
-
-        def pairs(of: dict[str, Variable], scale: Any) -> list[tuple[Any, Variable]]:
-            given = [
-                (dense * scale, of["w"]),  # noqa: B023
-                (IndexedSlices(values * scale, rows), of["table"]),  # noqa: B023
-            ]
-            return {"dense": given[:1], "sparse": given[1:], "mixed": given}[kind]
-
-        scale = np.float32(optimizer.loss_scale)
-        assert scale == rule.scale
-        optimizer.apply_gradients(pairs(ours, scale), step, loss_scale=scale)
-        rule.step(not is_bad)
-        skipped += is_bad
-        if not is_bad:
-            other.apply_gradients(pairs(plain, np.float32(1)), plain_step)
-        assert int(step) == int(plain_step)
-        assert optimizer.num_skipped == skipped
-        for name in start:
-            every = [(ours[name], plain[name])]
-            for slot in ("m", "v"):
-                of_ours = optimizer.get_slot(ours[name], slot)
-                of_plain = other.get_slot(plain[name], slot)
-                if of_ours is not None and of_plain is not None:
-                    every.append((of_ours, of_plain))
-            for got, expected in every:
-                np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=2e-5, atol=1e-7)
-    for name in ("beta1_power", "beta2_power"):
-        assert optimizer.state_dict()["non_slots"][name] == other.state_dict()["non_slots"][name]
-    assert skipped > 5
 
 
 def test_a_skipped_steps_averages_stay_and_the_gradient_is_named() -> None:
@@ -358,39 +308,6 @@ def test_a_manager_of_a_users_own_hears_of_each_step() -> None:
     assert manager.seen == [True, False, True]
     assert w.numpy().tolist() == [-2]
     assert set(optimizer.state_dict()["non_slots"]) == {"num_skipped", "skipped_in_a_row"}
-
-
-@on_each_device
-def test_a_saver_restores_in_the_middle_of_growth(
-    device: str, every_schedule: str, tmp_path: Path
-) -> None:
-    w, step = Variable([1.0, 2.0], name="w", device=device), Variable(0, name="step")
-    optimizer = make("exponential")
-    gradients = [
-        to_device(np.float32([k, 1]), w.device) for k in (1, 2, np.nan, 3, 4, 5, np.inf, np.inf, 6)
-    ]
-    saver = gpuopt.Saver(max_to_keep=None)
-
-    def go_on(begin: int) -> list[Any]:
-        got = []
-        for gradient in gradients[begin:]:
-            optimizer.apply_gradients([(gradient, w)], step)
-            got.append((w.numpy().tolist(), optimizer.loss_scale, int(step), optimizer.num_skipped))
-        return got
-
-    # A save reads what a GPU has decided about the last step; the one at the end, about several.
-    for at, gradient in enumerate(gradients):
-        optimizer.apply_gradients([(gradient, w)], step)
-        saver.save(tmp_path / f"after-{at}")
-    saver.restore(tmp_path / "after-0")
-    for gradient in gradients[1:6]:
-        optimizer.apply_gradients([(gradient, w)], step)
-    saver.save(tmp_path / "after-5")
-    saver.restore(tmp_path / "after-0")
-    seen = go_on(1)
-    for at in range(len(gradients)):
-        saver.restore(tmp_path / f"after-{at}")
-        assert go_on(at + 1) == seen[at:]
 
 
 @pytest.mark.contract

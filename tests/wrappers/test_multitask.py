@@ -234,9 +234,13 @@ def as_gradient(given: Any) -> Any:
     return None if given is None else np.float32(given)
 
 
-@pytest.mark.parametrize("number", range(len(clipping_cases())))
-def test_gradients_are_clipped_as_tensorflow_clips_them(number: int) -> None:
-    case = clipping_cases()[number]
+def test_gradients_are_clipped_as_tensorflow_clips_them() -> None:
+    assert clipping_cases()
+    for case in clipping_cases():
+        check_clipping(case)
+
+
+def check_clipping(case: Any) -> None:
     pairs = []
     for given in case["tensors"]:
         gradient = as_gradient(given)

@@ -1,126 +1,22 @@
-"""A run goes on in the middle of accumulation and of growth of its loss scale, with each stage."""
+"""A run goes on in the middle of accumulation.
+
+tests/fuzz/test_all_stages.py has the same with each stage, and with a scale that grows.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from stages import STAGES
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 
 pytestmark = pytest.mark.contract
-
-SHAPES = {"w0": (3, 4), "w1": (5,), "w2": (), "table": (9, 2)}
-ACCUMULATED, NUM_CALLS, BAD_CALL = 3, 12, 4
-# In the middle of the first update; after the bad call; one update before the scale grows.
-STOPS = (1, 5, 10)
-OPTIMIZERS: dict[str, tuple[Callable[..., Any], Any]] = {
-    **{name: (make, np.float32) for name, make in STAGES.items()},
-    "masters": (lambda: gpuopt.AdamOptimizer(masters="float32"), np.float16),
-    "remainders": (lambda: gpuopt.AdamOptimizer(masters="remainder"), ml_dtypes.bfloat16),
-    "rounding": (lambda: gpuopt.AdamOptimizer(stochastic_rounding=7), ml_dtypes.bfloat16),
-    "averages": (gpuopt.AdamOptimizer, np.float32),
-}
-
-
-class Model:
-    """Variables that are trained by gradients of several calls, whose loss is scaled."""
-
-    def __init__(self, stage: str) -> None:
-        make, self.dtype = OPTIMIZERS[stage]
-        self.variables = {
-            name: Variable(np.ones(shape, self.dtype), name=name) for name, shape in SHAPES.items()
-        }
-        options = {}
-        if stage == "averages":
-            options["averages"] = gpuopt.ExponentialMovingAverage(0.5)
-            options["averages"].track(list(self.variables.values()))  # made before a restore
-        self.scaling = gpuopt.LossScaleOptimizer(
-            make(**options), gpuopt.DynamicLossScale(8.0, 2, 2.0)
-        )
-        self.optimizer = gpuopt.GradientAccumulationOptimizer(self.scaling, ACCUMULATED)
-
-    def train(self, first: int, last: int) -> None:
-        for call in range(first, last):
-            rng = np.random.default_rng(call)
-            pairs: list[Any] = []
-            for name, variable in self.variables.items():
-                shape = (5, 2) if name == "table" else variable.shape
-                gradient: Any = np.asarray(rng.normal(size=shape)).astype(self.dtype)
-                if name == "table":
-                    gradient = IndexedSlices(gradient, rng.integers(0, 9, 5))
-                pairs.append((gradient, variable))
-            if call == BAD_CALL:
-                pairs[0] = np.full(SHAPES["w0"], np.inf, self.dtype), self.variables["w0"]
-            self.optimizer.apply_gradients(pairs)
-
-    def values(self) -> dict[str, Any]:
-        """Returns the bits of all that there is, and the names of slots and counts."""
-        names = sorted(each.name for each in self.optimizer.variables())
-        state = self.optimizer.state_dict()
-        of_slots = {
-            f"{slot} of {name}": value.tobytes()
-            for slot, by_name in state["slots"].items()
-            for name, value in by_name.items()
-        }
-        others = {name: np.asarray(value).tobytes() for name, value in state["non_slots"].items()}
-        every = {
-            each.name: each.numpy().tobytes()
-            for each in gpuopt.global_variables()
-            if each.name in SHAPES or "MovingAverage" in each.name
-        }
-        return {"names": names, **every, **of_slots, **others}
-
-
-@pytest.mark.parametrize(
-    ("stage", "way"),
-    [
-        (stage, way)
-        for stage in OPTIMIZERS
-        for way in ("saver", "state_dict")
-        if (stage, way) != ("averages", "state_dict")  # averages are variables, beside a state
-    ],
-)
-@pytest.mark.one_in(8)
-def test_a_run_goes_on_to_the_same_bits(stage: str, way: str, tmp_path: Path) -> None:
-    model = Model(stage)
-    model.train(0, NUM_CALLS)
-    expected = model.values()
-    scaling = model.scaling
-    assert (scaling.loss_scale, scaling.num_skipped) == (8, 1)  # it was 4 in between
-    del model, scaling
-    gc.collect()
-    for stop in STOPS:
-        model = Model(stage)
-        model.train(0, stop)
-        if way == "saver":
-            path = gpuopt.Saver().save(str(tmp_path / f"model-{stop}"))
-            del model
-            gc.collect()
-            model = Model(stage)
-            gpuopt.Saver().restore(path)
-        else:
-            values = {name: each.numpy() for name, each in model.variables.items()}
-            state = model.optimizer.state_dict()
-            del model
-            gc.collect()
-            model = Model(stage)
-            for name, value in values.items():
-                model.variables[name].assign(value)
-            model.optimizer.load_state_dict(state)
-        assert model.optimizer.accumulated_steps == stop % ACCUMULATED
-        model.train(stop, NUM_CALLS)
-        got = model.values()
-        assert [name for name in expected if got.get(name) != expected[name]] == []
-        del model
-        gc.collect()
 
 
 @pytest.mark.parametrize("most_rows", [1, 4, 8])

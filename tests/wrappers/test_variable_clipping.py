@@ -62,18 +62,20 @@ def clip_by_norm(w: np.ndarray, dims: Any, max_norm: float) -> np.ndarray:
 
 
 @every_dtype
-@pytest.mark.parametrize("dims", [[], [0], [1], [-1], [0, 2], [2, 1, 0]])
-def test_norms_are_taken_over_any_dimensions(dtype: Any, dims: list[int]) -> None:
-    rng = np.random.default_rng(0)
-    start = rng.normal(size=(3, 4, 5)).astype(dtype)
-    w = Variable(start, name="w")
-    optimizer = VariableClippingOptimizer(sgd(), {w: dims}, 0.7)
-    optimizer.apply_gradients([(np.zeros((3, 4, 5), dtype), w)])
-    expected = start.astype(np.float64)
-    expected = clip_by_norm(expected, dims, 0.7) if dims else np.clip(expected, -0.7, 0.7)
-    assert w.dtype == dtype
+def test_norms_are_taken_over_any_dimensions(dtype: Any) -> None:
+    start = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(dtype)
     tolerance = 4 * float(ml_dtypes.finfo(dtype).eps)
-    np.testing.assert_allclose(w.numpy().astype(np.float64), expected, rtol=tolerance)
+    every: list[list[int]] = [[], [0], [1], [-1], [0, 2], [2, 1, 0]]
+    for dims in every:
+        w = Variable(start, name="w")
+        optimizer = VariableClippingOptimizer(sgd(), {w: dims}, 0.7)
+        optimizer.apply_gradients([(np.zeros((3, 4, 5), dtype), w)])
+        expected = start.astype(np.float64)
+        expected = clip_by_norm(expected, dims, 0.7) if dims else np.clip(expected, -0.7, 0.7)
+        assert w.dtype == dtype
+        np.testing.assert_allclose(
+            w.numpy().astype(np.float64), expected, rtol=tolerance, err_msg=str(dims)
+        )
 
 
 def test_what_is_below_the_norm_keeps_its_bits() -> None:
