@@ -72,35 +72,7 @@ def trained(steps: int = 3, dtype: Any = np.float32) -> Run:
     return run
 
 
-# The dictionary.
-
-
-# Of no slots and of several, of scalars, and of a step of its own; files have each optimizer's.
-@pytest.mark.parametrize(
-    "name",
-    ["GradientDescentOptimizer", "AdamOptimizer", "AdagradDAOptimizer", "ScheduleFreeSGDOptimizer"],
-)
-@pytest.mark.parametrize("before_variables", [False, True])
-def test_loaded_state_continues_the_run_bit_by_bit(name: str, before_variables: bool) -> None:
-    reference = Run(make(name))
-    reference.train(0, 3)
-    state = reference.optimizer.state_dict(reference.named)
-    values = {key: variable.numpy() for key, variable in reference.named.items()}
-    reference.train(3, 6)
-    expected = reference.state()
-    reference.optimizer = None
-    del reference
-
-    optimizer = make(name)
-    if before_variables:
-        optimizer.load_state_dict(state)
-    run = Run(optimizer, seed=99)
-    if not before_variables:
-        optimizer.load_state_dict(state, run.named)
-    for key, value in values.items():
-        run.named[key].assign(value)
-    run.train(3, 6)
-    assert run.state() == expected
+# The dictionary; test_checkpoint_properties.py continues runs with one.
 
 
 def test_deferred_restoration_is_tensorflows(tmp_path: Path) -> None:
