@@ -99,6 +99,8 @@ def test_a_walk_lists_the_leaves_of_its_form_and_of_no_other(seed: int) -> None:
     assert walk_of(found.form)(tree) == expected
     order = rng.sample(range(len(expected)), len(expected))
     assert walk_of(found.form, tuple(order))(tree) == [expected[at] for at in order]
+    if isinstance(tree, dict):
+        assert walk_of(found.form)(type(tree)({**tree, "one more": object()})) is None
     other = a_tree(rng, object)
     if flatten(other, "params").form != found.form:
         walked = walk_of(found.form)(other)
