@@ -14,13 +14,10 @@ from gpuopt import (
     IndexedSlices,
     MirroredStrategy,
     Saver,
-    SyncReplicasOptimizer,
-    TowerOptimizer,
     Variable,
-    replicate,
 )
 from gpuopt.codecs import Byte
-from gpuopt.distributed import PerReplica, Reduction, SyncReplicasWorker
+from gpuopt.distributed import PerReplica
 from gpuopt.rules.slot_codes import Coding
 from gpuopt.state.slot_codecs import decoded_array
 
@@ -210,38 +207,6 @@ def test_blocks_of_which_some_end_at_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="have blocks that end at rows and others that do not"):
         optimizer.apply_gradients([(normal(1), variable)])
     np.testing.assert_array_equal(variable.numpy(), weights)
-
-
-def test_workers_of_a_coordinator_train_as_one() -> None:
-    plain, together = (Variable(normal(0), name=name) for name in ("plain", "together"))
-    alone, step = MAKE["adam"](slot_bits=8), Variable(0, trainable=False, dtype=np.int64)
-    halves = [[normal(10 * turn + rank) for turn in range(3)] for rank in range(2)]
-
-    def train(worker: SyncReplicasWorker) -> None:
-        for gradient in halves[worker.index]:
-            worker.apply_gradients([(gradient, together)], step)
-
-    sync = SyncReplicasOptimizer(MAKE["adam"](slot_bits=8), 2, 2)
-    sync.run(train, step, token_policy="per_step", num_tokens=-1, timeout_s=20.0)
-    for one, two in zip(*halves, strict=True):
-        alone.apply_gradients([((one + two) / np.float32(2), plain)])
-    assert int(step) == 3
-    np.testing.assert_array_equal(together.numpy(), plain.numpy())
-
-
-def test_towers_train_as_one() -> None:
-    plain, together = (Variable(normal(0), name=name) for name in ("plain", "together"))
-    alone, towers = MAKE["adam"](slot_bits=8), TowerOptimizer(MAKE["adam"](slot_bits=8))
-    train = replicate(
-        lambda rows: towers.apply_gradients([(rows.sum(axis=0), together)]),
-        Reduction.SUM,
-        ["cpu", "cpu"],
-    )
-    for turn in range(3):
-        rows = normal(turn, (2, *SHAPE))
-        train(rows)
-        alone.apply_gradients([(rows[0] + rows[1], plain)])
-    np.testing.assert_array_equal(together.numpy(), plain.numpy())
 
 
 def test_copies_of_a_strategy_train_as_one() -> None:

@@ -1,4 +1,8 @@
-"""GradientAccumulationOptimizer: an update by the mean of several steps' gradients."""
+"""GradientAccumulationOptimizer: an update by the mean of several steps' gradients.
+
+tests/fuzz/test_all_stages.py draws updates that are clipped, averaged, scaled, saved and restored
+in their middle; tests/wrappers/test_nestings.py has this wrapper in and around others.
+"""
 
 from __future__ import annotations
 
@@ -119,31 +123,6 @@ def check_updates(
         assert counters[0].numpy() == counters[1].numpy() == number + 1
 
 
-def test_many_rows_are_added_up(every_form_one_by_one: str) -> None:
-    rng = np.random.default_rng(3)
-    tables = [Variable(np.ones((40, 3), np.float32)) for _ in range(2)]
-    optimizer = GradientAccumulationOptimizer(gpuopt.AdagradOptimizer(0.5), 9, most_rows=50)
-    values, rows = rng.normal(size=(9, 30, 3)).astype(np.float32), rng.integers(0, 40, (9, 30))
-    for each, there in zip(values, rows, strict=True):
-        optimizer.apply_gradients([(IndexedSlices(each, there), tables[0])])
-    slices = IndexedSlices(values.reshape(-1, 3) / np.float32(9), rows.reshape(-1))
-    gpuopt.AdagradOptimizer(0.5).apply_gradients([(slices, tables[1])])
-    tolerance = 32 * np.finfo(np.float32).eps
-    np.testing.assert_allclose(tables[0].numpy(), tables[1].numpy(), rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("order", ["dense first", "sparse first"])
-def test_gradients_of_both_kinds_become_dense(order: str) -> None:
-    table = Variable(np.zeros((3, 2), np.float32))
-    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 3, "sum")
-    slices = IndexedSlices(np.ones((2, 2), np.float32), np.array([1, 1]))
-    dense = np.full((3, 2), 10, np.float32)
-    given = [dense, slices, slices] if order == "dense first" else [slices, slices, dense]
-    for gradient in given:
-        optimizer.apply_gradients([(gradient, table)])
-    assert table.numpy().tolist() == [[-10, -10], [-14, -14], [-10, -10]]
-
-
 def test_variables_without_a_gradient_in_some_steps() -> None:
     first, second, never = (Variable(one(0)) for _ in range(3))
     inner = gpuopt.MomentumOptimizer(1.0, 0.5)
@@ -217,16 +196,6 @@ def test_steps_that_are_not_finite_are_left_out_or_refused() -> None:
     assert np.isnan(w.numpy()).all()
 
 
-def test_the_norm_is_that_of_the_mean() -> None:
-    w = Variable(one(0, 0))
-    inner = gpuopt.GradientDescentOptimizer(1.0, clip_norm=1.0)
-    optimizer = GradientAccumulationOptimizer(inner, 2)
-    for gradient in ([6, 0], [0, 8]):
-        optimizer.apply_gradients([(one(*gradient), w)])
-    assert inner.global_norm == 5
-    np.testing.assert_allclose(w.numpy(), [-0.6, -0.8], rtol=3e-7)
-
-
 def test_hooks_are_called_in_updates_alone() -> None:
     calls = []
 
@@ -261,80 +230,6 @@ def test_minimize_accumulates_with_every_gate() -> None:
         optimizer.minimize(lambda: 0.5 * w * w, counter, [w], optimizer.GATE_NONE)
     optimizer.minimize(lambda: 0.5 * w * w, counter, [w])
     assert (w.numpy(), counter.numpy()) == (1, 2)
-
-
-def test_averages_follow_updates() -> None:
-    w = Variable(one(0))
-    averages = gpuopt.ExponentialMovingAverage(0.5)
-    inner = gpuopt.GradientDescentOptimizer(1.0, averages=averages)
-    optimizer = gpuopt.MovingAverageOptimizer(GradientAccumulationOptimizer(inner, 2), 0.5)
-    for _ in range(4):
-        optimizer.apply_gradients([(one(1), w)])
-    found = averages.average(w), optimizer.averages.average(w)
-    # The one begins at the first update, the other one before it.
-    assert [float(each.numpy()[0]) for each in found if each is not None] == [-1.5, -1.25]
-
-
-class Model:
-    """A table and two variables, which are trained by accumulated gradients."""
-
-    def __init__(self, **options: Any) -> None:
-        self.variables = [
-            Variable(one(1, 2, 3), name="a"),
-            Variable(np.ones((9, 2), np.float32), name="table"),
-            Variable(one(0), name="b"),
-        ]
-        self.inner = gpuopt.AdamOptimizer(0.1, name="Inner")
-        self.optimizer = GradientAccumulationOptimizer(self.inner, 4, **options)
-        self.saver = gpuopt.Saver(self.variables, optimizers=[self.optimizer])
-
-    def train(self, first: int, last: int) -> list[bytes]:
-        for step in range(first, last):
-            rng = np.random.default_rng(step)
-            slices = IndexedSlices(
-                rng.normal(size=(5, 2)).astype(np.float32), rng.integers(0, 9, 5)
-            )
-            dense = rng.normal(size=3).astype(np.float32)
-            pairs = [(dense, self.variables[0]), (slices, self.variables[1])]
-            if step % 4 == 1:
-                pairs.append((one(step), self.variables[2]))
-            self.optimizer.apply_gradients(pairs)
-        return state_of(self.inner, self.variables)
-
-
-@pytest.mark.parametrize(
-    ("way", "stopped_at"),
-    [
-        *(("saver", number) for number in (1, 5, 8)),
-        *(("state_dict", number) for number in (2, 4, 7)),
-        # Whose slots are made: a state without them does not fit.
-        *(("saver, same optimizer", number) for number in (5, 7)),
-    ],
-)
-def test_a_run_goes_on_in_the_middle_of_accumulation(
-    way: str, stopped_at: int, tmp_path: Path
-) -> None:
-    expected = Model().train(0, 12)
-    model = Model()
-    model.train(0, stopped_at)
-    if way == "state_dict":
-        values = [each.numpy() for each in model.variables]
-        state = model.optimizer.state_dict(dict(zip("abc", model.variables, strict=True)))
-        del model
-        model = Model()
-        for variable, value in zip(model.variables, values, strict=True):
-            variable.assign(value)
-        model.optimizer.load_state_dict(state, dict(zip("abc", model.variables, strict=True)))
-    else:
-        path = model.saver.save(str(tmp_path / "model"))
-        if way == "saver":
-            del model
-            model = Model()
-        else:
-            model.train(stopped_at, stopped_at + 2)
-        model.saver.restore(path)
-    assert model.optimizer.accumulated_steps == stopped_at % 4
-    assert model.train(stopped_at, 12) == expected
 
 
 @pytest.mark.contract
@@ -774,30 +669,6 @@ def test_variables_of_integers_are_refused_by_name() -> None:
     assert optimizer.accumulated_steps == 0
 
 
-@pytest.mark.parametrize("is_last", [False, True])
-def test_loss_scaling_inside_decides_about_updates(is_last: bool) -> None:
-    w, counter = Variable(one(2), name="w"), Variable(np.int64(0))
-    scaling = gpuopt.LossScaleOptimizer(
-        gpuopt.GradientDescentOptimizer(0.5), gpuopt.DynamicLossScale(8.0, 2, 2.0)
-    )
-    optimizer = GradientAccumulationOptimizer(scaling, 2)
-
-    def call(factor: float) -> None:
-        optimizer.minimize(lambda: np.float32(factor) * w, counter, [w])
-
-    for factor in (1, 3):
-        call(factor)
-    assert (w.numpy(), counter.numpy(), scaling.loss_scale) == (1, 1, 8)
-    call(1 if is_last else np.inf)
-    assert (scaling.loss_scale, scaling.num_skipped) == (8, 0)  # it hears of updates alone
-    call(np.inf if is_last else 1)
-    assert (w.numpy(), counter.numpy()) == (1, 1)
-    assert (scaling.loss_scale, scaling.num_skipped, optimizer.accumulated_steps) == (4, 1, 0)
-    for factor in (1, 1):
-        call(factor)
-    assert (w.numpy(), counter.numpy()) == (0.5, 2)
-
-
 @pytest.mark.contract
 def test_loss_scaling_is_refused_around_it_and_where_a_call_would_raise() -> None:
     def scaling(inner: gpuopt.Optimizer) -> gpuopt.LossScaleOptimizer:
@@ -881,21 +752,6 @@ def test_all_replicas_leave_out_a_call_that_overflows_in_one_and_count_it_once()
         strategy.run(step, (gpuopt.distributed.PerReplica(factors),))
     assert (scaling.num_skipped, scaling.loss_scale) == (2, 16)
     assert w.numpy() == -4
-
-
-def test_towers_accumulate_what_they_bring_together() -> None:
-    w, counter = Variable(one(0), name="w"), Variable(np.int64(0))
-    inner = gpuopt.GradientDescentOptimizer(1.0)
-    optimizer = gpuopt.TowerOptimizer(GradientAccumulationOptimizer(inner, 2))
-
-    def model(factors: Any) -> None:
-        optimizer.minimize(lambda: (factors * w).mean(), counter, [w])
-
-    train = gpuopt.replicate(model, "weighted_mean", ["cpu", "cpu"])
-    for factors in ([1, 3], [4, 8]):  # the means of towers are 2 and 6, that of calls is 4
-        assert w.numpy() == 0
-        train(np.array(factors, np.float32))
-    assert (w.numpy(), counter.numpy()) == (-4, 1)
 
 
 @pytest.mark.contract

@@ -92,17 +92,6 @@ def test_an_infinite_norm_of_finite_gradients_is_no_step(
     assert (a.numpy() == 0).all() == (others == "zero")
 
 
-def test_the_variable_of_a_zero_gradient_and_its_slots_stay() -> None:
-    a, b = Variable([0.0, 0.0], name="a"), Variable([0.0, 0.0], name="b")
-    step = Variable(0, name="step")
-    optimizer = MultitaskOptimizerWrapper(momentum())
-    optimizer.apply_gradients([(ONES, a), (ONES, b)], global_step=step)
-    optimizer.apply_gradients([(ZEROS, a), (ONES, b)], global_step=step)
-    assert (a.numpy().tolist(), b.numpy().tolist()) == ([-1, -1], [-2.5, -2.5])
-    assert optimizer.get_slot(a, "momentum").numpy().tolist() == [1, 1]
-    assert int(step) == 2
-
-
 def test_the_step_counts_and_finishes_if_all_gradients_are_zero() -> None:
     w, step = Variable([1.0, 1.0], name="w"), Variable(0, name="step")
     optimizer = MultitaskOptimizerWrapper(gpuopt.AdamOptimizer(0.1, beta1=np.float32(0.5)))

@@ -1,4 +1,7 @@
-"""Wrappers inside and around SyncReplicasOptimizer, TowerOptimizer and MirroredStrategy."""
+"""Wrappers inside and around SyncReplicasOptimizer and MirroredStrategy.
+
+tests/wrappers/test_nestings.py has each in and around each, with towers, too.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from sync_training import Training
 
 import gpuopt
-from gpuopt import IndexedSlices, MirroredStrategy, SyncReplicasOptimizer, TowerOptimizer, Variable
+from gpuopt import IndexedSlices, MirroredStrategy, SyncReplicasOptimizer, Variable
 from gpuopt.step.replica_context import replica_context
 
 pytestmark = pytest.mark.value
@@ -93,21 +96,6 @@ def test_rows_of_all_workers_are_clipped(order: str) -> None:
     assert w.numpy().ravel().tolist() == [2, 2, 10]
 
 
-@pytest.mark.parametrize("order", ["inside", "around"])
-def test_towers_make_one_step_with_one_average(order: str) -> None:
-    w = Variable(np.zeros(2, np.float32), name="w")
-    optimizer, wrapper = nested(order, TowerOptimizer, average)
-
-    def model_fn(features: Any) -> None:
-        optimizer.apply_gradients([(-features.sum(axis=0), w)])
-
-    train = gpuopt.replicate(model_fn, "weighted_sum", ["cpu", "cpu"])
-    for _ in range(2):
-        train(np.full((2, 2), 0.5, np.float32))
-    assert w.numpy().tolist() == [2.5, 2.5]
-    assert wrapper.averages.average(w).numpy().tolist() == [1.5, 1.5]
-
-
 def test_a_wrapper_without_a_tower_optimizer_is_refused_in_towers() -> None:
     w, optimizer = Variable([0.0, 0.0]), average(sgd())
     step = gpuopt.replicate(
@@ -138,22 +126,3 @@ def test_every_copy_of_a_mirrored_variable_is_averaged_and_clipped() -> None:
     for copy in idle.replicas:  # its sum was zero; it is clipped, as in TensorFlow
         assert copy.numpy().tolist() == [3]
         assert not optimizer.get_slot(copy, "momentum").numpy().any()
-
-
-def test_a_checkpoint_holds_the_state_of_the_optimizer_inside_once(tmp_path: Any) -> None:
-    w = Variable([0.0, 0.0], name="w")
-    adam = gpuopt.AdamOptimizer(0.1)
-    optimizer = average(gpuopt.VariableClippingOptimizer(adam, {w: [0]}, 1.0))
-    optimizer.apply_gradients([([1.0, 2.0], w)])
-    path = gpuopt.Saver().save(tmp_path / "model")
-    state = optimizer.state_dict()
-    kept = w.numpy(), adam.get_slot(w, "v").numpy(), optimizer.averages.average(w).numpy()
-    optimizer.apply_gradients([([1.0, 2.0], w)])
-    later = w.numpy()
-    gpuopt.Saver(optimizers=[optimizer]).restore(path)
-    np.testing.assert_array_equal(w.numpy(), kept[0])
-    np.testing.assert_array_equal(adam.get_slot(w, "v").numpy(), kept[1])
-    np.testing.assert_array_equal(optimizer.averages.average(w).numpy(), kept[2])
-    optimizer.load_state_dict(state)
-    optimizer.apply_gradients([([1.0, 2.0], w)])
-    np.testing.assert_array_equal(w.numpy(), later)
