@@ -136,3 +136,27 @@ _REFERENCES_OF_ONE_VIEW = {
     type(array.base): _num_references(array)
     for array in (np.frombuffer(bytearray(1), np.uint8), np.ndarray(1, np.uint8, bytearray(1)))
 }
+
+
+def array_at(address: int, form: Any) -> np.ndarray[Any, Any]:
+    """Returns an array at an address, which owns nothing.
+
+    Args:
+        address: Of the first element; it may be one of a GPU, if the result is not read.
+        form: An array of any module, whose shape, strides and dtype the result gets.
+    """
+    # bfloat16's type string means two bytes of no type; a view gives the array its dtype.
+    return np.asarray(_Interface(address, form)).view(form.dtype)
+
+
+class _Interface:
+    """Gives numpy the address of memory, by the array interface."""
+
+    def __init__(self, address: int, form: Any) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address, False),
+            "shape": form.shape,
+            "strides": form.strides,
+            "typestr": form.dtype.str,
+        }

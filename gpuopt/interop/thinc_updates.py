@@ -15,9 +15,9 @@ from numpy.lib.array_utils import byte_bounds
 from gpuopt.backends import Backend, Target, backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cpu.backend import CpuBackend
+from gpuopt.backends.cpu.compiled_update import repeated_update
 from gpuopt.backends.cpu.compiler import why_not_compiled
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.backends.cpu.repeated_update import repeated_update
 from gpuopt.clipping import clip_by_norm
 from gpuopt.device import Device, device_of
 from gpuopt.fp_warnings import ignore_fp_warnings

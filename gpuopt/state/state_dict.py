@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from gpuopt.backends import refuse_masked
-from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.backends.cpu.memory import WrittenMemory
 from gpuopt.rules.update_rule import row_shape
 from gpuopt.state import loss_scales
 from gpuopt.state.accumulated import hint_about, is_zero_count

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from gpuopt.backends import Owner
-from gpuopt.backends.unowned import array_at
+from gpuopt.backends.memory_owner import array_at
 from gpuopt.locks import Lock
 from gpuopt.variables.behind import RowsBehind, WritesFollowed
 from gpuopt.variables.names import Name

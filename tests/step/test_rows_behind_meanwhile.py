@@ -30,7 +30,6 @@ FULL = bool(os.environ.get("GPUOPT_FULL"))
 # Where a signal handler may come.
 _INSIDE = (
     "catch_up.py",
-    "missed_steps.py",
     "rows_behind.py",
     "sparse_update.py",
     "tables_behind.py",
@@ -41,7 +40,7 @@ _INSIDE_A_READ = {
 }
 _INSIDE_A_STEP = {
     "cpu": _INSIDE,
-    "gpu:0": ("cuda/backend", "cuda/catch_up", "count_of_steps", "cuda/sparse", "gpuopt/step"),
+    "gpu:0": ("cuda/backend", "cuda/catch_up", "cuda/sparse", "gpuopt/step"),
 }
 ON_GPU = pytest.param("gpu", marks=pytest.mark.gpu)
 EMULATED = pytest.param("emulated", marks=pytest.mark.emulator)

@@ -12,7 +12,7 @@ from emulator.emulator import EmulatorLauncher
 
 from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import SparseUpdate, compute_type
-from gpuopt.backends.cuda.launch_sequence import LaunchSequence
+from gpuopt.backends.cuda.launcher import LaunchSequence
 from gpuopt.backends.cuda.sorted_rows import add_sort
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.backends.record import StepRecord

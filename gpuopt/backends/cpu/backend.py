@@ -24,27 +24,24 @@ from gpuopt.backends.backend import (
 )
 from gpuopt.backends.clips import Clips
 from gpuopt.backends.cpu.catch_up import CpuLateRows
-from gpuopt.backends.cpu.clips import CpuClips
+from gpuopt.backends.cpu.clips import CpuClips, CpuNorms
 from gpuopt.backends.cpu.cores import read_cache_bytes
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.backends.cpu.memory import empty
-from gpuopt.backends.cpu.norms import CpuNorms
+from gpuopt.backends.cpu.memory import WrittenMemory, empty
 from gpuopt.backends.cpu.sparse_update import (
     sum_duplicate_rows,
     update_all_rows,
     update_late_rows,
     update_touched_rows,
 )
-from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.backends.foreign import array_of_foreign, is_foreign
 from gpuopt.backends.loss_scaling import LossScalings
-from gpuopt.backends.memory_owner import Owner, owner_of
+from gpuopt.backends.memory_owner import Owner, array_at, owner_of
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.record import NOTHING_KNOWN, StepRecord
 from gpuopt.backends.row_order import TableOfWidth, first_positions
-from gpuopt.backends.unowned import array_at
 from gpuopt.codecs import Codecs
 from gpuopt.device import Device
 from gpuopt.fp_warnings import ignore_fp_warnings

@@ -26,10 +26,9 @@ from gpuopt.backends.cpu.forms.compiled import (
 )
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.backends.cpu.memory import Array, scratch
+from gpuopt.backends.cpu.memory import Array, WrittenMemory, scratch
 from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.tiles import Rounding, buffers_for, cut_short, update_tile
-from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.codecs import Codecs, codec_of
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.update_rule import UpdateRule

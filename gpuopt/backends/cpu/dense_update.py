@@ -13,11 +13,10 @@ from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.rule_form import RuleForm, quickest_forms
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.backends.cpu.memory import scratch
+from gpuopt.backends.cpu.memory import WrittenMemory, scratch
 from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.tiles import Rounding
-from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.rules.update_rule import UpdateRule
 

@@ -11,7 +11,13 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.backends.catch_up import CatchUp
-from gpuopt.backends.cpu.catch_up import CHUNK_ELEMENTS, bring_up_some, count_step, numbers_of
+from gpuopt.backends.cpu.catch_up import (
+    CHUNK_ELEMENTS,
+    UpToDate,
+    bring_up_some,
+    count_step,
+    numbers_of,
+)
 from gpuopt.backends.cpu.chunks import chunk_length
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
@@ -27,7 +33,6 @@ from gpuopt.backends.cpu.forms.replayed import replayed_rules
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import scratch
-from gpuopt.backends.cpu.missed_steps import UpToDate
 from gpuopt.backends.cpu.row_groups import RowGroups, group_rows, stable_order, sum_rows
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.tiles import Rounding, buffers_for, cut_short, update_tile

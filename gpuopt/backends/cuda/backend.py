@@ -22,39 +22,32 @@ from gpuopt.backends.backend import (
 )
 from gpuopt.backends.clips import Clips
 from gpuopt.backends.cuda import kernels
-from gpuopt.backends.cuda.catch_up import CudaLateRows
+from gpuopt.backends.cuda.catch_up import CountOfSteps, CudaLateRows
 from gpuopt.backends.cuda.clips import CudaClips
-from gpuopt.backends.cuda.coded_launches import CodedLaunches
-from gpuopt.backends.cuda.coded_plan import CodedPlan
-from gpuopt.backends.cuda.count_of_steps import CountOfSteps
-from gpuopt.backends.cuda.dense_plan import DensePlan, overlapping
-from gpuopt.backends.cuda.in_flight import LastUpdate
-from gpuopt.backends.cuda.launch_sequence import LaunchSequence
+from gpuopt.backends.cuda.dense_plan import CodedPlan, DensePlan, overlapping
 from gpuopt.backends.cuda.launch_shapes import (
     ROW_THREADS,
     lanes_per_row,
     num_blocks,
 )
-from gpuopt.backends.cuda.launcher import Launcher, wait_for_event
+from gpuopt.backends.cuda.launcher import Launcher, LaunchSequence, wait_for_event
 from gpuopt.backends.cuda.loss_scaling import CudaLossScalings
 from gpuopt.backends.cuda.norms import CudaNorms
-from gpuopt.backends.cuda.order import UpdateOrder
+from gpuopt.backends.cuda.order import LastUpdate, UpdateOrder
 from gpuopt.backends.cuda.page_locked import Landings
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.row_copies import copy_rows
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
-from gpuopt.backends.cuda.sorted_rows import add_sort
-from gpuopt.backends.cuda.sorted_tables import Table, add_pieces
-from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
+from gpuopt.backends.cuda.sorted_rows import Table, add_pieces, add_sort
+from gpuopt.backends.cuda.sparse_launches import CodedLaunches, SparseLaunches, kind_of
 from gpuopt.backends.cuda.structs import TableGradient
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
 from gpuopt.backends.foreign import array_of_foreign
 from gpuopt.backends.loss_scaling import LossScalings
-from gpuopt.backends.memory_owner import Owner
+from gpuopt.backends.memory_owner import Owner, array_at
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.record import NOTHING_KNOWN, StepRecord
 from gpuopt.backends.row_order import MAX_ROWS, together
-from gpuopt.backends.unowned import array_at
 from gpuopt.codecs import Codecs
 from gpuopt.device import Device
 from gpuopt.errors import DeadlineExceededError

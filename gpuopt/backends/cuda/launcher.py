@@ -2,18 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 
 from gpuopt.backends import launch_observer
-from gpuopt.backends.cuda.arguments import Arguments
-from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.backends.cuda.kernel import WORD, Kernel
 from gpuopt.backends.cuda.parameters import Memory
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.locks import Waiting
+
+
+class Arguments:
+    """The arguments of one kernel, packed once for many launches.
+
+    A launch copies them: new values may be written while an earlier launch is still queued.
+
+    Attributes:
+        kernel: The kernel that they are for.
+        address: Where the pointers to the arguments begin: `kernelParams` of `cuLaunchKernel`.
+    """
+
+    __slots__ = ("_bytes", "_given", "_memory", "_words", "address", "kernel")
+
+    def __init__(self, kernel: Kernel, given: Mapping[str, Any], memory: Memory) -> None:
+        """Checks and packs the arguments.
+
+        Args:
+            kernel: The kernel that they are for.
+            given: By parameter: for a pointer an array, or, if it is optional, None or nothing; a
+                number; for a struct a NamedTuple of these.
+            memory: The launcher.
+
+        Raises:
+            TypeError: an argument is missing or unknown, or is not of the parameter's type.
+        """
+        kernel.check_names(given)
+        self.kernel = kernel
+        self._memory = memory
+        # Arrays are kept alive.
+        self._given: dict[str, Any] = {}
+        self._words = np.zeros(kernel.words_of_arguments, np.uint64)
+        self._bytes = self._words.data.cast("B")
+        self.address: int = self._words.ctypes.data
+        offsets = [place.offset for place in kernel.places.values()]
+        self._words[: len(offsets)] = np.array(offsets, np.uint64) + np.uint64(self.address)
+        self.replace(**given)
+
+    def replace(self, **given: Any) -> None:
+        """Checks and packs new values of some arguments; those that are the same are left.
+
+        Raises:
+            TypeError: an argument is not of the parameter's type.
+        """
+        places, memory, last = self.kernel.places, self._memory, self._given
+        for name, value in given.items():
+            if name in last and last[name] is value:
+                continue
+            parameter, pack_into, offset = places[name]
+            try:
+                values = parameter.to_values(value, memory)
+            except TypeError as error:
+                raise TypeError(f"{self.kernel.expression}: {name}{error}") from None
+            pack_into(self._bytes, offset, *values)
+            last[name] = value
+
+    def forget(self, name: str) -> None:
+        """Lets an array go, and leaves a null pointer to be replaced before the next launch."""
+        self._given.pop(name, None)
+        self._words[self.kernel.places[name].offset // WORD] = 0
 
 
 class Event(Protocol):
@@ -232,3 +291,51 @@ def to_device(launcher: Launcher, host: np.ndarray[Any, Any]) -> Any:
     array = launcher.xp.empty(host.shape, dtype=host.dtype)
     launcher.upload(array, host)
     return array
+
+
+class LaunchSequence:
+    """Prepared launches, and the arguments that differ from one start to the next."""
+
+    def __init__(self) -> None:
+        self._launches: list[Launch] = []
+        # Those that take an argument of `start`, by its name.
+        self._takers: dict[str, list[Launch]] = {}
+        # (a launch that reads the gradient's rows, the name of its parameter)
+        self._readers: list[tuple[Launch, str]] = []
+        self._last: dict[str, Any] = {}
+
+    def add(self, launch: Launch, takes: Iterable[str] = (), rows: str | None = None) -> None:
+        """Adds a launch after the others.
+
+        Args:
+            launch: The launch, which has the arguments of its first start.
+            takes: The names of parameters that `start` may be given.
+            rows: The name of the parameter that takes the gradient's rows, if there is one.
+        """
+        self._launches.append(launch)
+        for name in takes:
+            self._takers.setdefault(name, []).append(launch)
+        if rows is not None:
+            self._readers.append((launch, rows))
+
+    def start(self, rows: Any = None, **arguments: Any) -> None:
+        """Starts all launches on the current stream.
+
+        Args:
+            rows: The gradient's rows, which are not kept.
+            **arguments: New values; those that are not named stay as they were.
+        """
+        for name, given in arguments.items():
+            before = self._last.get(name, self)
+            if before is not given and not (isinstance(given, tuple) and before == given):
+                for launch in self._takers.get(name, ()):
+                    launch.replace(**{name: given})
+                self._last[name] = given
+        for launch, parameter in self._readers:
+            launch.replace(**{parameter: rows})
+        try:
+            for launch in self._launches:
+                launch.start()
+        finally:
+            for launch, parameter in self._readers:
+                launch.forget(parameter)

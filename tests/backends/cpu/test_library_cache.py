@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuopt.backends.cpu.library_cache import load, read_library, write_library
+from gpuopt.backends.cpu.compiler import load, read_library, write_library
 
 pytestmark = [
     pytest.mark.cxx,

@@ -9,7 +9,7 @@ import pytest
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
-from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.backends.cpu.memory import WrittenMemory
 
 
 class Lender:

@@ -31,7 +31,7 @@ from gpuopt.backends.backend import RowCheck, SparseUpdate, compute_type
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda.backend import CudaBackend
-from gpuopt.backends.cuda.sorted_tables import Table as SortedTable
+from gpuopt.backends.cuda.sorted_rows import Table as SortedTable
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.backends.record import NOTHING_KNOWN, StepRecord

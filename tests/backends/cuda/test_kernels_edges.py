@@ -21,7 +21,6 @@ from gpuopt.backends.backend import SparseUpdate, compute_type
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda import kernels, launch_shapes, sorted_rows
 from gpuopt.backends.cuda.backend import CudaBackend
-from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
     FEW_ROWS,
     MAX_CHUNK,
@@ -34,7 +33,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     dense_threads,
     shares,
 )
-from gpuopt.backends.cuda.launcher import Launch
+from gpuopt.backends.cuda.launcher import Launch, LaunchSequence
 from gpuopt.backends.cuda.sorted_rows import add_sort
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.device import Device

@@ -12,8 +12,8 @@ from dtypes import DTYPES_BY_NAME, TYPES_OF_KERNELS
 from emulator.emulator import EmulatorLauncher
 
 from gpuopt.backends.backend import compute_type
+from gpuopt.backends.cpu.clips import CpuNorms
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.backends.cpu.norms import CpuNorms
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import CLIP_CHUNK
 from gpuopt.backends.cuda.norms import CudaNorms

@@ -17,7 +17,7 @@ from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import RowCheck, SparseUpdate, compute_type
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda.backend import CudaBackend
-from gpuopt.backends.cuda.sorted_tables import Table
+from gpuopt.backends.cuda.sorted_rows import Table
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.backends.record import NOTHING_KNOWN

@@ -31,7 +31,6 @@ from gpuopt.backends.cuda import kernels, launch_shapes, structs
 from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.backends.cuda.dense_launch import MOST_LISTS
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
     BLOCKS_PER_MULTIPROCESSOR,
     DENSE_THREADS,
@@ -40,7 +39,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     ROW_THREADS,
     SORT_TILE,
 )
-from gpuopt.backends.cuda.launcher import Launch
+from gpuopt.backends.cuda.launcher import Launch, LaunchSequence
 from gpuopt.backends.cuda.sorted_rows import add_sort
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, FewGradients, SortedRows
 from gpuopt.backends.cuda.workspace import Workspace

@@ -12,7 +12,7 @@ from gpu_streams import new_stream, uploaded, wait_for_gpus
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable, backends
-from gpuopt.backends.cuda import cuda_backend, in_flight
+from gpuopt.backends.cuda import cuda_backend, order
 from gpuopt.device import Device
 from gpuopt.distributed.reduction import sum_gradients
 from gpuopt.step.wide_gradients import unscaled, widened
@@ -516,13 +516,13 @@ def test_the_host_waits_for_the_step_before_the_last_and_for_no_later_one(
     for stream in streams:
         step(stream)
     wait_for_gpus()
-    wait, waits = in_flight.wait_for_event, []
+    wait, waits = order.wait_for_event, []
 
     def waiting(event: Any, what: str) -> None:
         waits.append(what)
         wait(event, what)
 
-    monkeypatch.setattr(in_flight, "wait_for_event", waiting)
+    monkeypatch.setattr(order, "wait_for_event", waiting)
     for stream in streams:
         step(stream)
     assert not waits

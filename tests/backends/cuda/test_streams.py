@@ -13,7 +13,7 @@ from gpu_streams import new_stream, uploaded, wait_for_gpus
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends import backend_for
-from gpuopt.backends.cuda import in_flight
+from gpuopt.backends.cuda import order
 from gpuopt.backends.cuda.launcher import Launch
 from gpuopt.backends.cuda.page_locked import Landings
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
@@ -204,7 +204,7 @@ def test_a_call_that_is_interrupted_as_it_begins_forgets_no_update(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, b:
-        patched.setattr(in_flight, "wait_for_event", interrupted)
+        patched.setattr(order, "wait_for_event", interrupted)
         with pytest.raises(KeyboardInterrupt):
             optimizer.apply_gradients([(ten, first)]) if is_step else first.assign(ten)
     optimizer.accept_unfinished_step()

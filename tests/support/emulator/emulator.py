@@ -17,8 +17,7 @@ from emulator import kernel_library
 from emulator.kernel_library import KernelError
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launcher import Download, Launch
-from gpuopt.backends.memory_owner import Owner, owner_of
-from gpuopt.backends.unowned import array_at
+from gpuopt.backends.memory_owner import Owner, array_at, owner_of
 
 __all__ = ["EmulatorLauncher", "KernelError"]
 

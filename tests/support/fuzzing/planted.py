@@ -12,7 +12,7 @@ from forged_checkpoint import forged
 import gpuopt
 from fuzzing.saves import Files
 from fuzzing.world import World
-from gpuopt.backends.cpu.library_cache import read_library, write_library
+from gpuopt.backends.cpu.compiler import read_library, write_library
 
 LIMIT_S = 15.0
 # Names of which some part is no text that can be read again, or that the format needs itself.
