@@ -17,6 +17,7 @@ import pytest
 from dtypes import every_dtype
 from every_optimizer import configurations, make, own_step
 from golden_cases import GOLDEN, OPTIMIZERS, check, error, read_json
+from other_thread import repeated
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -676,17 +677,12 @@ def test_a_checkpoint_saved_while_threads_train_is_the_state_between_two_steps(
     optimizer = gpuopt.MomentumOptimizer(-1.0, 0.0, use_locking=True)
     saver = Saver(max_to_keep=2)
     gradient = np.ones(size, np.float32)
-    stop = threading.Event()
+    seen = set()
 
     def work() -> None:
-        while not stop.is_set():
-            optimizer.apply_gradients([(gradient, a), (gradient, b)], global_step=step)
+        optimizer.apply_gradients([(gradient, a), (gradient, b)], global_step=step)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        seen = set()
+    with repeated(work, threads=4):
         for number in range(25):
             if mode == "state_dict":
                 optimizer.state_dict()  # only must not fail or block
@@ -698,10 +694,6 @@ def test_a_checkpoint_saved_while_threads_train_is_the_state_between_two_steps(
             assert set(np.unique(tensors["a"])) == {count}
             assert set(np.unique(tensors["b"])) == {count}
             time.sleep(0.002)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
     assert mode == "state_dict" or len(seen) > 5
 
 

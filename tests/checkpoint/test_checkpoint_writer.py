@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_values import names, value, variable
+from other_thread import repeated
 from safetensors.numpy import load_file
 
 import gpuopt
@@ -103,21 +104,16 @@ def test_a_save_is_readable_though_its_arrays_are_written_directly(tmp_path: Pat
     array = np.zeros(LARGE, np.float32)
     strided = np.zeros((LARGE // 2, 2), np.float32)[:, 0]
     saver = Saver({"array": array, "strided": strided}, max_to_keep=1)
-    stop = threading.Event()
 
     def write() -> None:
-        while not stop.is_set():
-            for raw in (array, strided):
-                raw += 1
+        for raw in (array, strided):
+            raw += 1
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    for number in range(10):
-        path = saver.save(tmp_path / "m", number)
-        with open_checkpoint(Path(path)) as checkpoint:
-            checkpoint.read(checkpoint.names)
-    stop.set()
-    thread.join()
+    with repeated(write):
+        for number in range(10):
+            path = saver.save(tmp_path / "m", number)
+            with open_checkpoint(Path(path)) as checkpoint:
+                checkpoint.read(checkpoint.names)
 
 
 # The old one stays until the new one is proven.

@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from checkpoint_values import names, value, variable
+from other_thread import in_threads
 
 from gpuopt import Saver
 from gpuopt.locks import importing
@@ -66,26 +69,16 @@ def test_of_saves_to_one_file_the_last_to_end_counts_and_none_fails(
 def test_threads_may_share_a_saver(tmp_path: Path) -> None:
     w = variable(1.0)
     saver = Saver([w], max_to_keep=3)
-    errors = []
 
     def work(number: int) -> None:
-        try:
+        with suppress(FileNotFoundError):  # other threads have saved three since
             for step in range(10):
                 path = saver.save(tmp_path / "m", 100 * number + step)
                 saver.save_async(tmp_path / "a", 100 * number + step)
                 saver.restore(path) if Path(path).exists() else None
-        except FileNotFoundError:
-            pass  # other threads have saved three since
-        except BaseException as error:
-            errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, number) for number in range(4)))
     saver.save(tmp_path / "m", 999)
-    assert errors == []
     assert names(tmp_path) == sorted(Path(path).name for path in saver.last_checkpoints)
     assert len(names(tmp_path)) == 3
 

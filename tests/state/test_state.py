@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import time
 import weakref
 from typing import Any
 
 import numpy as np
 import pytest
+from other_thread import repeated
 
 import gpuopt
 from gpuopt import Variable
@@ -20,35 +20,18 @@ pytestmark = pytest.mark.internal
 
 def test_the_version_is_read_while_another_thread_makes_tables() -> None:
     optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
-    errors: list[BaseException] = []
-    done = threading.Event()
 
     def read() -> None:
-        try:
-            while not done.is_set():
-                assert optimizer.state.version.number == 0
-        except BaseException as error:
-            errors.append(error)
+        assert optimizer.state.version.number == 0
 
     for number in range(200):
         optimizer.state.table(f"first {number}")
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    threads = [threading.Thread(target=read) for _ in range(2)]
-    try:
-        for thread in threads:
-            thread.start()
-        end = time.monotonic() + 1
+    end = time.monotonic() + 1
+    with repeated(read, threads=2, alternate=True):
         for number in range(3000):
             optimizer.state.table(f"later {number}")
-            if errors or time.monotonic() > end:
+            if time.monotonic() > end:
                 break
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-        sys.setswitchinterval(interval)
-    assert errors == []
 
 
 def test_the_version_grows_with_a_slot_replaced_or_removed_in_any_table() -> None:

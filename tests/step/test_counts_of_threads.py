@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from other_thread import in_threads, repeated
 
 import gpuopt
 from gpuopt import LossScaleOptimizer, Variable, backends
@@ -68,11 +71,7 @@ def test_optimizers_of_several_threads_may_count_in_one_global_step(
             optimizer.apply_gradients([(bad if is_bad else good, variable)], step)
 
     every = zip(kinds.split(), optimizers, variables, strict=True)
-    threads = [threading.Thread(target=work, args=each) for each in every]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, *each) for each in every))
     made = [17 if kind in ("skip", "scale") else 21 for kind in kinds.split()]
     assert [num_made(each) for each in optimizers] == made
     assert int(step) == sum(made)
@@ -86,28 +85,21 @@ def test_what_a_thread_adds_to_the_global_step_is_not_lost_beside_steps(
     step = Variable(0, name="step", trainable=False)
     optimizers = [OPTIMIZERS[kind](0.1) for kind in ("skip", "scale")]
     good, bad = on_gpu(1), on_gpu(np.nan)
-    is_done = threading.Event()
     num_added = 0
 
     def add() -> None:
         nonlocal num_added
-        while not is_done.wait(0.0005):
-            step.assign_add(1, use_locking)
-            num_added += 1
+        time.sleep(0.0005)
+        step.assign_add(1, use_locking)
+        num_added += 1
 
     def work(optimizer: Any) -> None:
         variable = Variable(np.zeros(3, np.float32), device="gpu:0")
         for at in range(50):
             optimizer.apply_gradients([(bad if at % 5 == 4 else good, variable)], step)
 
-    adding = threading.Thread(target=add)
-    threads = [threading.Thread(target=work, args=(each,)) for each in optimizers]
-    for thread in (adding, *threads):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    is_done.set()
-    adding.join()
+    with repeated(add):
+        in_threads(*(partial(work, each) for each in optimizers))
     assert int(step) == 80 + num_added
 
 
@@ -124,9 +116,7 @@ def test_a_step_that_the_host_decides_about_is_counted_beside_one_of_another_thr
     look = device_scaling.first_nonfinite
 
     def look_while_another_steps(pairs: Any) -> Any:
-        other = threading.Thread(target=lambda: optimizer.apply_gradients([(good, first)], step))
-        other.start()
-        other.join()
+        in_threads(lambda: optimizer.apply_gradients([(good, first)], step))
         return look(pairs)
 
     monkeypatch.setattr(device_scaling, "first_nonfinite", look_while_another_steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import threading
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupt_at import Interrupt, InterruptAt
+from interrupt_at import Interrupt, InterruptAt, each_moment
 
 import gpuopt
 from gpuopt import Variable
@@ -97,10 +96,9 @@ def test_no_interrupt_is_lost(make: Callable[[], Callable[[], Any]], inside: str
 def test_another_signals_exception_leaves_no_handler(waits_for_begin: bool) -> None:
     before = signal.getsignal(signal.SIGINT)
     context = interrupts_put_off(waits_for_begin=waits_for_begin)
-    for moment in itertools.count(1):
-        interrupts = InterruptAt(moment, inside=["interrupts.py"])
+    for interrupt in each_moment(["interrupts.py"], least=6):
         try:
-            with interrupts, context:
+            with interrupt, context:
                 context.begin()
         except Interrupt as error:
             *_, (frame, line), _ = walk_tb(error.__traceback__)
@@ -108,10 +106,7 @@ def test_another_signals_exception_leaves_no_handler(waits_for_begin: bool) -> N
             is_at_end = frame.f_code.co_name == "__exit__"
             if is_at_end and line == frame.f_code.co_firstlineno:
                 signal.signal(signal.SIGINT, before)
-        assert signal.getsignal(signal.SIGINT) is before, moment
-        if interrupts.left > 0:
-            break
-    assert moment > 6
+        assert signal.getsignal(signal.SIGINT) is before, interrupt.moment
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

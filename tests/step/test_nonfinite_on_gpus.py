@@ -7,9 +7,9 @@ import itertools
 import logging
 import math
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import driver
 import numpy as np
 import pytest
 from gpu_streams import new_stream
-from interrupt_at import HandleAt, Interrupt, InterruptAt
+from interrupt_at import HandleAt, Interrupt, each_moment
+from other_thread import in_threads
 
 import gpuopt
 from gpuopt import ExponentialMovingAverage, IndexedSlices, ParameterGroup, Variable, backends
@@ -500,11 +501,7 @@ def test_one_of_several_threads_raises_the_error(every_schedule: str) -> None:
             except FloatingPointError as error:
                 errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(partial(work, 0), partial(work, 1))
     assert 1 <= len(errors) <= 2
     assert int(model.step) + len(errors) <= 20
     before = int(model.step)
@@ -668,21 +665,17 @@ def test_a_refused_step_that_ctrl_c_ends_changes_nothing() -> None:
     rng = np.random.default_rng(1)
     model = Model("plain", on_nonfinite="raise")
     model.make_step(gradients(rng), None)
-    for moment in itertools.count(1):
+    for interrupt in each_moment(COUNTING, least=20):
         model.optimizer.accept_unfinished_step()
         model.make_step(gradients(rng), None)
         model.optimizer.check()
         before = model.numbers()
         pairs = model.pairs(gradients(rng, "w1"), None)
-        interrupts = InterruptAt(moment, inside=COUNTING)
-        with suppress(Interrupt, FloatingPointError), interrupts:
+        with suppress(Interrupt, FloatingPointError), interrupt:
             model.optimizer.apply_gradients(pairs, model.step)
             model.optimizer.check()
         with suppress(FloatingPointError):
             model.optimizer.check()
         if not unfinished.unfinished_steps():  # else it is not known what a GPU has written
             assert_same(model.numbers(), before)
-        if interrupts.left > 0:
-            break
-    assert moment > 20
     assert math.isfinite(float(model.variables["w1"].numpy().sum()))

@@ -8,11 +8,13 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from other_thread import in_threads
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
@@ -648,11 +650,7 @@ def test_locked_threads_lose_no_update(kind: str) -> None:
         for _ in range(applies):
             optimizer.apply_gradients([(gradient, target)], global_step=step)
 
-    workers = [threading.Thread(target=work) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(*[work] * threads)
     assert int(step) == threads * applies
     assert np.unique(np.asarray(target)).tolist() == [threads * applies]
 
@@ -667,12 +665,7 @@ def test_locked_threads_with_several_variables_do_not_wait_for_each_other_foreve
         for _ in range(300):
             optimizer.apply_gradients(pairs[::order])
 
-    workers = [threading.Thread(target=work, args=(order,), daemon=True) for order in (1, -1)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(timeout=60)
-    assert not any(worker.is_alive() for worker in workers)
+    in_threads(partial(work, 1), partial(work, -1))
     [power] = [v for v in optimizer.variables() if v.name == "beta1_power"]
     expected = np.float32(0.9)
     for _ in range(600):
@@ -689,11 +682,7 @@ def test_first_step_of_many_threads_makes_each_slot_once() -> None:
             barrier.wait()
             optimizer.apply_gradients([(np.ones(4, np.float32), w)])
 
-        workers = [threading.Thread(target=work) for _ in range(4)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        in_threads(*[work] * 4)
         assert len(optimizer.variables()) == 4
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import os
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupt_at import HandleAt, Interrupt, InterruptAt
+from interrupt_at import HandleAt, Interrupt, InterruptAt, each_moment
 from late_pairs import HEIGHT, Pair, close
+from other_thread import InThread, in_threads, repeated
 
 import gpuopt
 from gpuopt import IndexedSlices, locks
@@ -70,18 +69,14 @@ def test_a_read_that_is_cut_at_any_moment_is_finished_by_the_next(
     whole.check()
     del whole
     stride, least = (1 if FULL else 5, 60) if every_place == "cpu" else (2, 20)
-    for moment in itertools.count(1, stride):
+    for interrupt in each_moment(_INSIDE_A_READ[every_place], least=least, stride=stride):
         pair = behind(every_place)
-        interrupts = InterruptAt(moment, inside=_INSIDE_A_READ[every_place])
-        with suppress(Interrupt), interrupts:
+        with suppress(Interrupt), interrupt:
             _READS[read](pair)
-        assert not unfinished.unfinished_steps(), moment
+        assert not unfinished.unfinished_steps(), interrupt.moment
         _READS[read](pair)
         for got, exact in zip(numbers(pair), expected, strict=True):
-            np.testing.assert_array_equal(got, exact, err_msg=str(moment))
-        if interrupts.left > 0:
-            break
-    assert moment > least
+            np.testing.assert_array_equal(got, exact, err_msg=str(interrupt.moment))
 
 
 def behind(device: str) -> Pair:
@@ -166,25 +161,13 @@ def test_a_signal_handlers_call_is_made_or_refused_at_any_moment(call: str, hand
 def test_threads_may_read_while_another_steps() -> None:
     pair = Pair(height=400)
     pair.step()
-    ends = threading.Event()
-    errors: list[BaseException] = []
 
     def read() -> None:
-        try:
-            while not ends.is_set():
-                pair.late.numpy()
-                gpuopt.embedding_lookup(pair.late, np.arange(50))
-        except BaseException as error:
-            errors.append(error)
+        pair.late.numpy()
+        gpuopt.embedding_lookup(pair.late, np.arange(50))
 
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    pair.step(150)
-    ends.set()
-    for reader in readers:
-        reader.join()
-    assert not errors
+    with repeated(read, threads=2):
+        pair.step(150)
     pair.check()
 
 
@@ -193,22 +176,16 @@ def test_a_slot_is_replaced_while_another_thread_saves(monkeypatch: pytest.Monke
     pair = Pair()
     pair.step(10)
     slots = pair.optimizer.state.table("m")
-    errors: list[BaseException] = []
 
     def replace() -> None:
-        try:
-            slots[pair.late.identity] = gpuopt.Variable(np.ones((HEIGHT, 3), "f4"))
-        except BaseException as error:
-            errors.append(error)
+        slots[pair.late.identity] = gpuopt.Variable(np.ones((HEIGHT, 3), "f4"))
 
-    thread = threading.Thread(target=replace)
     with between_writes("saving"):
-        thread.start()
+        thread = InThread(replace)
         time.sleep(0.1)
         with pair.optimizer.state.lock:  # as a save takes it
             pass
     thread.join()
-    assert not errors
     close(pair.late._array, pair.exact)
 
 
@@ -224,10 +201,7 @@ def test_two_threads_may_step_by_optimizers_of_their_own(monkeypatch: pytest.Mon
     def replaced_by_another_thread(*arguments: Any) -> Any:
         monkeypatch.undo()
         table = table_of(*arguments)
-        step = partial(late.apply_gradients, [(slices, pair.late)])
-        thread = threading.Thread(target=step)
-        thread.start()
-        thread.join()
+        in_threads(partial(late.apply_gradients, [(slices, pair.late)]))
         return table
 
     monkeypatch.setattr(sparse_updates, "table_behind", replaced_by_another_thread)
@@ -252,25 +226,16 @@ def test_a_signal_handler_in_an_update_reads_beside_a_thread_that_waits_for_the_
     assert pair.is_behind()
     other = gpuopt.Variable(np.ones(3, np.float32), device="gpu:0")
     optimizer = gpuopt.GradientDescentOptimizer(1.0)
-    errors: list[BaseException] = []
     calls: dict[str, Callable[[], Any]] = {"step": pair.step, "read": pair.late.numpy}
-
-    def work() -> None:
-        try:
-            calls[call]()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
+    threads: list[InThread] = []
 
     def handle() -> None:
-        thread.start()
+        threads.append(InThread(calls[call]))
         time.sleep(0.2)
         pair.late.numpy()
 
     with HandleAt(1, handle, ["dense_launch.py"]) as handled:
         optimizer.apply_gradients([(np.ones(3, np.float32), other)])
-    thread.join()
+    threads[0].join()
     assert not handled.is_over
-    assert not errors
     pair.check()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +25,7 @@ class InterruptAt:
     def __init__(
         self, moment: int, left_out: ModuleType | None = None, inside: Sequence[str] = ("",)
     ) -> None:
-        self.left = moment
+        self.moment = self.left = moment
         self._left_out = left_out and left_out.__file__
         self._inside = inside
 
@@ -47,6 +48,24 @@ class InterruptAt:
             self.left -= 1
             if self.left == 0:
                 raise Interrupt
+
+
+def each_moment(
+    inside: Sequence[str] = ("",), *, least: int, stride: int = 1
+) -> Iterator[InterruptAt]:
+    """Interrupts at one moment after the other, up to one that does not come.
+
+    Args:
+        inside: See `InterruptAt`.
+        least: So many moments come at least.
+        stride: From one to the next.
+    """
+    for moment in itertools.count(1, stride):
+        interrupt = InterruptAt(moment, inside=inside)
+        yield interrupt
+        if interrupt.left > 0:
+            break
+    assert moment > least
 
 
 class HandleAt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ class InThread:
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="other")
+        self._thread = threading.Thread(target=self._run, name="other", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -28,7 +29,7 @@ class InThread:
         return not self._thread.is_alive()
 
     def join(self) -> None:
-        assert self.ends_within(30)
+        assert self.ends_within(60)
         if self._error is not None:
             raise self._error
 
@@ -49,4 +50,41 @@ def held(context: Callable[[], Any]) -> Iterator[None]:
         yield
     finally:
         leave.set()
+        thread.join()
+
+
+def in_threads(*calls: Callable[[], Any]) -> None:
+    """Makes calls in threads of their own, and waits for all; raises the first one's error."""
+    for thread in [InThread(call) for call in calls]:
+        thread.join()
+
+
+@contextmanager
+def repeated(
+    call: Callable[[], Any], threads: int = 1, *, alternate: bool = False
+) -> Iterator[None]:
+    """Makes a call again and again in other threads while the block runs.
+
+    Args:
+        call: Raises in the end of the block if it fails.
+        threads: How many make it.
+        alternate: Whether threads take turns as often as Python can.
+    """
+    end, interval = threading.Event(), sys.getswitchinterval()
+
+    def repeat() -> None:
+        while not end.is_set():
+            call()
+
+    if alternate:
+        sys.setswitchinterval(1e-6)
+    started = [InThread(repeat) for _ in range(threads)]
+    try:
+        yield
+    finally:
+        end.set()
+        for thread in started:
+            thread.ends_within(60)
+        sys.setswitchinterval(interval)
+    for thread in started:
         thread.join()

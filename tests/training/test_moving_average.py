@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import textbook
-from interrupt_at import Interrupt, InterruptAt
+from interrupt_at import Interrupt, each_moment
 
 import gpuopt
 from gpuopt import ExponentialMovingAverage, Variable
@@ -271,18 +271,12 @@ def test_an_exception_at_any_moment_leaves_numpys_warnings_as_they_were() -> Non
     w = Variable(np.ones(3), name="w")
     average = ExponentialMovingAverage(0.5)
     average.apply([w])
-    moment = 0
     with np.errstate(all="warn"):
         before = np.geterr()
-        while True:
-            moment += 1
-            interrupt = InterruptAt(moment)
+        for interrupt in each_moment(least=20):
             with suppress(Interrupt), interrupt:
                 average.apply([w])
-            assert np.geterr() == before, moment
-            if interrupt.left > 0:
-                break
-    assert moment > 20
+            assert np.geterr() == before, interrupt.moment
 
 
 @pytest.mark.internal

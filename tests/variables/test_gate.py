@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupt_at import Interrupt, InterruptAt
-from other_thread import InThread, held
+from interrupt_at import Interrupt, InterruptAt, each_moment
+from other_thread import InThread, held, repeated
 
 import gpuopt
 from gpuopt import DeadlineExceededError, ExponentialMovingAverage, Variable, locks
@@ -155,43 +155,26 @@ def test_who_saves_in_the_middle_of_a_write_is_told_so_at_once() -> None:
 
 
 def test_threads_that_save_without_a_pause_let_others_write() -> None:
-    stop = threading.Event()
-
     def save() -> None:
-        while not stop.is_set():
-            with between_writes("testing"):
-                time.sleep(0.001)
+        with between_writes("testing"):
+            time.sleep(0.001)
 
-    threads = [InThread(save) for _ in range(2)]
     w = Variable(0.0, name="w")
     began = time.monotonic()
-    writes = 0
-    while writes < 50 and time.monotonic() - began < 10:
-        w.assign_add(1.0)
-        writes += 1
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert writes == 50
+    with repeated(save, threads=2):
+        while w.numpy() < 50 and time.monotonic() - began < 10:
+            w.assign_add(1.0)
+    assert w.numpy() == 50
 
 
 def test_threads_that_write_without_a_pause_let_others_save() -> None:
-    stop = threading.Event()
     w = Variable(0.0, name="w")
-
-    def write() -> None:
-        while not stop.is_set():
-            w.assign_add(1.0)
-
-    threads = [InThread(write) for _ in range(3)]
-    for _ in range(20):
-        with between_writes("testing"):
-            before = w.numpy()
-            time.sleep(0.001)
-            assert w.numpy() == before
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with repeated(lambda: w.assign_add(1.0), threads=3):
+        for _ in range(20):
+            with between_writes("testing"):
+                before = w.numpy()
+                time.sleep(0.001)
+                assert w.numpy() == before
 
 
 def test_a_hook_that_makes_and_writes_variables_does_not_lock_out_who_saves() -> None:
@@ -205,18 +188,10 @@ def test_a_hook_that_makes_and_writes_variables_does_not_lock_out_who_saves() ->
 
     w = Variable(np.zeros(4, np.float32), name="w")
     optimizer = Counting(1.0)
-    stop = threading.Event()
-
-    def train() -> None:
-        while not stop.is_set():
-            optimizer.apply_gradients([(np.ones(4, np.float32), w)])
-
-    thread = InThread(train)
-    for _ in range(200):
-        state = optimizer.state_dict({"w": w})
-        assert len({*state["slots"].get("count", {}).get("w", np.zeros(4))}) == 1
-    stop.set()
-    thread.join()
+    with repeated(lambda: optimizer.apply_gradients([(np.ones(4, np.float32), w)])):
+        for _ in range(200):
+            state = optimizer.state_dict({"w": w})
+            assert len({*state["slots"].get("count", {}).get("w", np.zeros(4))}) == 1
 
 
 def test_another_threads_restore_comes_before_a_step_reads_its_scalars_or_after_the_step(
@@ -304,17 +279,11 @@ def test_an_exception_at_any_moment_leaves_the_gate_open() -> None:
         optimizer.state_dict()
 
     writes_and_saves()
-    moment = 0
-    while True:
-        moment += 1
-        interrupt = InterruptAt(moment)
+    for interrupt in each_moment(least=100):
         with suppress(Interrupt), interrupt:
             everything()
         InThread(writes_and_saves).join()
         writes_and_saves()
-        if interrupt.left > 0:
-            break
-    assert moment > 100
 
 
 def test_an_exception_at_any_moment_of_a_wait_leaves_the_gate_open() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import threading
+from other_thread import repeated
 
 from gpuopt.device import Device
 from gpuopt.variables.late_errors import raise_late_errors, register
@@ -18,24 +17,14 @@ def test_sources_are_asked_while_other_threads_register_some() -> None:
     kept = [Source() for _ in range(300)]
     for source in kept:
         register(source)
-    done = threading.Event()
+    made: list[Source] = []
 
     def make() -> None:
-        made: list[Source] = []
-        while not done.is_set():
-            made.append(Source())
-            register(made[-1])
-            if len(made) > 200:
-                made.clear()
+        made.append(Source())
+        register(made[-1])
+        if len(made) > 200:
+            made.clear()
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    thread = threading.Thread(target=make)
-    try:
-        thread.start()
+    with repeated(make, alternate=True):
         for _ in range(300):
             raise_late_errors(Device("gpu"))
-    finally:
-        done.set()
-        thread.join()
-        sys.setswitchinterval(interval)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from interrupt_at import Interrupt, InterruptAt
-from other_thread import held
+from interrupt_at import Interrupt, InterruptAt, each_moment
+from other_thread import held, in_threads
 
 import gpuopt
 from gpuopt import DeadlineExceededError, Variable, locks
@@ -30,9 +30,7 @@ def is_free(lock: Lock) -> bool:
         if found[0]:
             lock._lock.release()
 
-    thread = threading.Thread(target=take)
-    thread.start()
-    thread.join()
+    in_threads(take)
     return found[0]
 
 
@@ -146,17 +144,11 @@ def test_an_exception_at_any_moment_leaves_locks_open() -> None:
             call_locked([first, second], lambda: None)
         call_if_free(first, lambda: None)
 
-    moment = 0
-    while True:
-        moment += 1
-        interrupt = InterruptAt(moment)
+    for interrupt in each_moment(least=20):
         with suppress(Interrupt), interrupt:
             everything()
-        assert is_free(first), moment
-        assert is_free(second), moment
-        if interrupt.left > 0:
-            break
-    assert moment > 20
+        assert is_free(first), interrupt.moment
+        assert is_free(second), interrupt.moment
 
 
 def test_an_exception_at_any_moment_of_a_wait_for_a_notice_leaves_the_lock_open() -> None:
@@ -246,18 +238,12 @@ def test_a_second_exception_at_any_moment_leaves_no_thread_at_work() -> None:
         time.sleep(0.0005)
         working.discard(number)
 
-    moment = 0
-    while True:
-        moment += 1
+    # Of what share_out does after the first one.
+    for interrupt in each_moment([gpuopt.backends.cpu.threads.__file__], least=20):
         helping.clear()
-        # Of what share_out does after the first one.
-        interrupt = InterruptAt(moment, inside=[gpuopt.backends.cpu.threads.__file__])
         with suppress(Interrupt), interrupt:
             share_out(work, range(6), 3)
-        assert not working, moment
-        if interrupt.left > 0:
-            break
-    assert moment > 20
+        assert not working, interrupt.moment
 
 
 def test_ctrl_c_again_and_again_leaves_no_thread_at_work() -> None:
@@ -298,17 +284,11 @@ def test_an_exception_at_any_moment_leaves_no_thread_at_work() -> None:
         time.sleep(0.0005)
         working.discard(number)
 
-    moment = 0
-    while True:
-        moment += 1
+    for interrupt in each_moment(least=20):
         working.clear()
-        interrupt = InterruptAt(moment)
         with suppress(Interrupt), interrupt:
             share_out(work, range(6), 3)
         # Of the interrupted thread, its own task may be left.
         left = set(working)
         time.sleep(0.002)
-        assert working == left, moment
-        if interrupt.left > 0:
-            break
-    assert moment > 20
+        assert working == left, interrupt.moment

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-import sys
-import threading
 import weakref
 from typing import Any
 
@@ -15,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from dtypes import every_dtype
+from other_thread import repeated
 
 import gpuopt
 from gpuopt import Variable
@@ -541,32 +540,20 @@ def test_a_list_that_holds_itself_is_refused() -> None:
 
 def test_variables_are_listed_while_other_threads_make_and_drop_them() -> None:
     kept = [Variable(0.0, name="kept") for _ in range(100)]
-    done = threading.Event()
 
     def make() -> None:
-        made: list[Variable] = []
-        while not done.is_set():
+        for _ in range(100):
             made.append(Variable(0.0))
-            if len(made) > 100:
-                made.clear()
+        made.clear()
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    threads = [threading.Thread(target=make) for _ in range(2)]
-    try:
-        for thread in threads:
-            thread.start()
+    made: list[Variable] = []
+    with repeated(make, threads=2, alternate=True):
         for _ in range(100):
             listed = gpuopt.global_variables()
             assert listed == sorted(listed, key=Variable.serial)
             assert set(kept) <= set(listed)
             assert set(kept) <= set(gpuopt.trainable_variables())
             Variable(0.0, name="kept")
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int64])

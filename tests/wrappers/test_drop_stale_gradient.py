@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from other_thread import in_threads
 from stale_training import Training, Turns, new_order, replay
 from sync_training import until
 
@@ -68,18 +69,14 @@ def test_each_thread_has_a_step_of_its_own() -> None:
     optimizer = DropStaleGradientOptimizer(sgd(), 0)
     turns = threading.Barrier(2, timeout=20)
 
-    def train(rank: int) -> None:
+    def train() -> None:
         def loss() -> Any:
             turns.wait()  # both have read step 0
             return -w.sum()
 
         optimizer.minimize(loss, step, [w])
 
-    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    in_threads(train, train)
     assert (w.numpy().tolist(), int(step), float(optimizer.stale_counter)) == ([1], 1, 1)
 
 
@@ -104,11 +101,7 @@ def test_the_bound_holds_for_every_update_of_many_threads() -> None:
             turns.wait()
 
     turns = threading.Barrier(4, timeout=20)
-    threads = [threading.Thread(target=train) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    in_threads(*[train] * 4)
     assert all(applied - computed <= 1 for computed, applied in seen)
     # Of four gradients for one step, two are in time.
     assert (len(seen), int(step), float(optimizer.stale_counter)) == (10, 10, 10)

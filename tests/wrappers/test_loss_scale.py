@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupt_at import HandleAt, Interrupt, InterruptAt
+from interrupt_at import HandleAt, Interrupt, each_moment
 
 import gpuopt
 from gpuopt import LossScaleOptimizer, Variable
@@ -645,16 +645,11 @@ def test_a_saver_of_some_optimizers_has_their_scales(around: bool, tmp_path: Pat
 
 @pytest.mark.internal
 def test_an_interrupted_change_of_the_scale_is_made_or_not() -> None:
-    moment = 0
-    while True:
-        moment += 1
+    for interrupt in each_moment(["gpuopt/"], least=20):
         manager = gpuopt.DynamicLossScale(4.0, 2)
         manager.update_loss_scale(True)
         before = [float(each.numpy()) for each in manager.variables.values()]
-        with suppress(Interrupt), InterruptAt(moment, inside=["gpuopt/"]) as interrupt:
+        with suppress(Interrupt), interrupt:
             manager.update_loss_scale(True)
         after = [float(each.numpy()) for each in manager.variables.values()]
         assert after in (before, [8.0, 0.0, 0.0])
-        if interrupt.left > 0:
-            break
-    assert moment > 20

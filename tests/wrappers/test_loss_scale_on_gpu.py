@@ -6,14 +6,14 @@ tests/fuzz/test_promises.py compares random programs of such steps with an oracl
 from __future__ import annotations
 
 import itertools
-import threading
 from contextlib import suppress
 from typing import Any
 
 import driver
 import numpy as np
 import pytest
-from interrupt_at import Interrupt, InterruptAt
+from interrupt_at import Interrupt, each_moment
+from other_thread import in_threads
 
 import gpuopt
 from gpuopt import IndexedSlices, LossScaleOptimizer, Variable, backends
@@ -349,11 +349,7 @@ def test_another_threads_reads_and_steps_come_between_steps(every_schedule: str)
             optimizer.apply_gradients([(bad if number % 3 == 0 else good, w)], step)
             seen.append(int(step))
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, work)
     assert (int(step), optimizer.num_skipped) == (20, 10)
     np.testing.assert_array_equal(w.numpy(), np.float32([1 - 20] * 5))
     assert all(0 <= each <= 20 for each in seen)
@@ -376,11 +372,7 @@ def test_a_step_that_another_one_has_overtaken_is_made_by_the_numbers_after_it(
         is_decided = prepare(self, *given)
         if others:
             others.clear()
-            other = threading.Thread(
-                target=lambda: optimizer.apply_gradients([(gradient, w)], step)
-            )
-            other.start()
-            other.join()
+            in_threads(lambda: optimizer.apply_gradients([(gradient, w)], step))
         return is_decided
 
     monkeypatch.setattr(DeviceScaling, "prepare", let_another_overtake)
@@ -453,18 +445,14 @@ def test_a_skipped_step_that_ctrl_c_ends_is_not_counted() -> None:
     def numbers() -> list[float]:
         return [float(each.numpy()) for each in (step, *adam.state.others().values())]
 
-    for moment in itertools.count(1):
+    for interrupt in each_moment(COUNTING, least=20):
         optimizer.accept_unfinished_step()
         optimizer.apply_gradients([(good, variable)], step)
         before, value = numbers(), variable.numpy()
-        interrupts = InterruptAt(moment, inside=COUNTING)
-        with suppress(Interrupt), interrupts:
+        with suppress(Interrupt), interrupt:
             optimizer.apply_gradients([(bad, variable)], step)
-        assert numbers() == before, moment
+        assert numbers() == before, interrupt.moment
         np.testing.assert_array_equal(variable.numpy(), value)
-        if interrupts.left > 0:
-            break
-    assert moment > 20
     assert optimizer.num_skipped > 1
 
 
@@ -474,18 +462,14 @@ def test_a_skipped_step_that_ctrl_c_ends_is_counted_once_if_it_is_accepted() -> 
     optimizer = LossScaleOptimizer(gpuopt.AdamOptimizer(0.1), gpuopt.DynamicLossScale(8.0, 2, 2.0))
     good, bad = (xp.asarray(np.float32([1, 1, last])) for last in (1, np.inf))
     num_accepted = 0
-    for moment in itertools.count(1):
+    for interrupt in each_moment(COUNTING, least=20):
         optimizer.apply_gradients([(good, variable)], step)
-        interrupts = InterruptAt(moment, inside=COUNTING)
-        with suppress(Interrupt), interrupts:
+        with suppress(Interrupt), interrupt:
             optimizer.apply_gradients([(bad, variable)], step)
         num_accepted += len(unfinished.unfinished_steps())
         optimizer.accept_unfinished_step()
         optimizer.apply_gradients([(good, variable)], step)
-        assert int(step) == 2 * moment + num_accepted
-        if interrupts.left > 0:
-            break
-    assert moment > 20
+        assert int(step) == 2 * interrupt.moment + num_accepted
 
 
 def test_an_apply_gradients_of_a_users_own_runs_once_and_may_make_two_steps() -> None:

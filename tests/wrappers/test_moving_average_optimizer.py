@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from other_thread import repeated
 from safetensors.numpy import load_file
 
 import gpuopt
@@ -260,15 +260,7 @@ def test_a_save_holds_averages_and_weights_of_one_step(tmp_path: Path) -> None:
     )
     averages = optimizer._inner.averages
     averages.track([w])
-    end = threading.Event()
-
-    def train() -> None:
-        while not end.is_set():
-            optimizer.apply_gradients([(-np.ones(2), w)], global_step=step)
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    try:
+    with repeated(lambda: optimizer.apply_gradients([(-np.ones(2), w)], global_step=step)):
         saver = averaged(optimizer)._inner._inner.swapping_saver(max_to_keep=1)
         for number in range(30):
             saved = load_file(saver.save(tmp_path / "model", global_step=number))
@@ -277,9 +269,6 @@ def test_a_save_holds_averages_and_weights_of_one_step(tmp_path: Path) -> None:
             assert weight.tolist() == [count] * 2
             # The average of n = 1, 2, ...: by the recurrence, n - 1 + 2 ** -n.
             np.testing.assert_allclose(average, count - 1 + 0.5**count, rtol=1e-12)
-    finally:
-        end.set()
-        thread.join(30)
     assert count > 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from dtypes import every_dtype
+from other_thread import repeated
 from safetensors.numpy import load_file
 
 import gpuopt
@@ -167,24 +167,11 @@ def test_variables_that_are_gone_are_forgotten() -> None:
 def test_a_save_never_sees_a_variable_before_it_is_clipped(tmp_path: Path) -> None:
     w = Variable(np.zeros(1000), name="w")
     optimizer = VariableClippingOptimizer(sgd(), {w: [0]}, 1.0, use_locking=True)
-    end = threading.Event()
-
-    def train() -> None:
-        while not end.is_set():
-            optimizer.apply_gradients([(-np.ones(1000), w)])
-
-    threads = [threading.Thread(target=train) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with repeated(lambda: optimizer.apply_gradients([(-np.ones(1000), w)]), threads=2):
         saver = gpuopt.Saver([w], max_to_keep=1)
         for number in range(30):
             saved = load_file(saver.save(tmp_path / "model", global_step=number))["w"]
             assert np.linalg.norm(saved) <= 1 + 1e-12
-    finally:
-        end.set()
-        for thread in threads:
-            thread.join(30)
 
 
 @pytest.mark.emulator
