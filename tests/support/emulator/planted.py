@@ -80,13 +80,10 @@ COMBINE: dict[str, Parameter] = {
     "before_factor": Number("int32"),
     "after_factor": Number("int64"),
 }
-CONSTANTS = {"gpuopt::planted_threads": NUM_THREADS}
 
 
-def combine(
-    parameters: Mapping[str, Parameter] = COMBINE, constants: Mapping[str, int] = CONSTANTS
-) -> Kernel:
-    return Kernel("combine", parameters, {"Value": "float"}, file="planted.cu", constants=constants)
+def combine(parameters: Mapping[str, Parameter] = COMBINE) -> Kernel:
+    return Kernel("combine", parameters, {"Value": "float"}, file="planted.cu")
 
 
 def _with_parameters(*names: str, **others: Parameter) -> Kernel:
@@ -110,10 +107,6 @@ BY_COMPILER = {
     "number_for_a_pointer": (
         _with_parameters(*COMBINE, results=Number("uint64")),
         "Python declares parameter 3 of gpuopt::combine<float>, results, as unsigned long long",
-    ),
-    "constant_of_another_value": (
-        combine(constants={"gpuopt::planted_threads": 128}),
-        "Python declares gpuopt::planted_threads as 128",
     ),
 }
 # Wrong names, which no compiler compares.
