@@ -17,7 +17,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from every_optimizer import FIRST_OF_EACH_SHAPE
 
 import gpuopt
 import gpuopt.__main__ as command_line
@@ -32,12 +31,6 @@ from gpuopt.errors import DeviceUnavailableError
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 
 FULL = bool(os.environ.get("GPUOPT_FULL"))
-# The first optimizer of each shape.
-FIRSTS = [
-    name
-    for name in TUNED
-    if name in {found.identifier.removesuffix("Optimizer") for found in FIRST_OF_EACH_SHAPE}
-]
 train_on_cpu: Callable[..., Result] = partial(train, device=Device.cpu, dtype=np.dtype(np.float32))
 
 
@@ -195,17 +188,8 @@ def test_an_optimizer_that_is_not_tuned_learns_all_the_same(
     assert losses[-1] < 0.75 * losses[0]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "dtype"),
-    [
-        (name, dtype)
-        for name in (TUNED if FULL else FIRSTS)
-        # In float16 alone it may not fall for want of range.
-        for dtype in (
-            [np.float16, ml_dtypes.bfloat16, np.float64] if FULL or name == "Adam" else [np.float16]
-        )
-    ],
-)
+@pytest.mark.parametrize("optimizer", TUNED if FULL else ["Adam"])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
 @pytest.mark.usefixtures("in_numpy")
 def test_the_loss_falls_in_every_dtype(optimizer: str, dtype: Any) -> None:
     # Of fewer images, more is learnt in a step, and they are evaluated sooner.
@@ -223,28 +207,23 @@ def test_adam_survives_second_moments_too_small_for_float16(optimizer: str) -> N
     assert result.accuracies[-1][2] >= 0.95
 
 
-@pytest.mark.parametrize("optimizer", FIRSTS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-6), (np.float64, 1e-12)])
 @pytest.mark.usefixtures("in_numpy")
-def test_differentiated_and_hand_written_gradients_give_the_same_curves(optimizer: str) -> None:
-    # Ftrl and AdagradDA make the weights anew from sums, where differences of rounding cancel less;
-    # where a sum is about 0, rounding decides the sign that is a step of Lion.
-    in_float32 = 1e-3 if optimizer in ("Ftrl", "AdagradDA", "Lion") else 2e-6
-    tolerances = {np.float32: in_float32, np.float64: 1e-12}
-    if not (FULL or optimizer == "Adam"):
-        del tolerances[np.float32]
-    for dtype, tolerance in tolerances.items():
-        by_hand, differentiated = (
-            train(
-                optimizer,
-                device=Device.cpu,
-                dtype=np.dtype(dtype),
-                steps=40 if FULL else 8,
-                autodiff=autodiff,
-                digits=(load_digits()[0], Digits(*(array[:1] for array in load_digits()[1]))),
-            )
-            for autodiff in (False, True)
+def test_differentiated_and_hand_written_gradients_give_the_same_curves(
+    dtype: Any, tolerance: float
+) -> None:
+    by_hand, differentiated = (
+        train(
+            "Adam",
+            device=Device.cpu,
+            dtype=np.dtype(dtype),
+            steps=8,
+            autodiff=autodiff,
+            digits=(load_digits()[0], Digits(*(array[:1] for array in load_digits()[1]))),
         )
-        np.testing.assert_allclose(differentiated.losses, by_hand.losses, rtol=tolerance)
+        for autodiff in (False, True)
+    )
+    np.testing.assert_allclose(differentiated.losses, by_hand.losses, rtol=tolerance)
 
 
 def test_the_same_seed_gives_the_same_losses_and_another_seed_others() -> None:
@@ -358,34 +337,24 @@ def test_all_optimizers_get_a_row_with_their_whole_name(
 
 
 @pytest.mark.usefixtures("no_picture")
-@pytest.mark.parametrize("name", ["ftrl", "FTRLOPTIMIZER", "FtrlOptimizer"])
-def test_an_optimizer_is_known_by_its_class_name_and_in_any_case(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "│ Ftrl " in run_here(capsys, "demo", "--steps", "1", "--optimizer", name)
-
-
-@pytest.mark.usefixtures("no_picture")
-def test_several_optimizers_are_named_one_after_the_other(
+def test_several_optimizers_are_named_in_any_case_or_by_class(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    printed = run_here(capsys, "demo", "--steps", "1", "--optimizer", "Lion", "adam")
+    printed = run_here(capsys, "demo", "--steps", "1", "--optimizer", "LIONOPTIMIZER", "adam")
     assert re.findall(r"│ cpu +│ (\w+)", printed) == ["Lion", "Adam"]
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_the_curves_are_saved_as_a_picture_where_the_user_says(
-    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
     # Brackets are markup to rich.
-    path = tmp_path / f"curves[bold]{suffix}"
+    path = tmp_path / "curves[bold].svg"
     options = ("--steps", "60" if FULL else "2", "--output", str(path))
     assert (
         run_here(capsys, "demo", *options).splitlines()[-1] == f"loss and accuracy curves: {path}"
     )
-    magic = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix]
-    assert path.read_bytes().startswith(magic)
+    assert path.read_bytes().startswith(b"<?xml")
 
 
 def test_the_curves_go_to_the_current_folder_by_default(usual_run: tuple[str, Path]) -> None:
@@ -408,16 +377,11 @@ def test_without_matplotlib_the_demo_says_in_one_line_how_to_get_the_picture(
     [
         ("demo --optimizer Adamm", "'Adamm' is not one of AdaBelief, AdaMax, Adadelta"),
         ("demo --steps 0", "'0' is not a whole number of at least 1"),
-        ("demo --steps -5", "'-5' is not a whole number of at least 1"),
-        ("demo --steps ten", "'ten' is not a whole number of at least 1"),
         ("demo --seed -1", "'-1' is not a whole number of at least 0"),
         ("demo --dtype int8", "'int8'"),
         ("demo --device tpu", "'tpu'"),
         ("demo --output curves.txt", "'curves.txt' ends in none of .png"),
         ("demo --output no/such/folder.png", "the folder of 'no/such/folder.png' does not exist"),
-        ("demo --speed 3", "--speed"),
-        ("train", "'train'"),
-        ("", "bench, demo, info or show"),
     ],
 )
 def test_a_wrong_argument_is_refused_in_one_line(
@@ -431,13 +395,6 @@ def test_a_wrong_argument_is_refused_in_one_line(
     assert printed.err.startswith("gpuopt")
     assert printed.err.count("\n") == 1
     assert words in printed.err
-
-
-def test_a_refused_command_ends_with_status_2() -> None:
-    finished = run("demo", "--optimizer", "Adamm")
-    assert finished.returncode == 2
-    assert finished.stdout == ""
-    assert len(finished.stderr.splitlines()) == 1
 
 
 def test_a_gpu_that_is_not_usable_is_refused_with_the_reason(
@@ -454,31 +411,8 @@ def test_a_gpu_that_is_not_usable_is_refused_with_the_reason(
     assert "gpu:0 is not usable: no NVIDIA driver\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["demo", "bench"])
-def test_the_help_shows_defaults_but_none_of_options_that_are_off(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as shown:
-        command_line.main([command, "--help"])
-    printed = capsys.readouterr().out
-    assert shown.value.code == 0
-    assert "(default: auto)" in printed
-    assert "default: None" not in printed
-    assert "default: False" not in printed
-    assert command != "demo" or "(default: 0)" in printed  # the seed
-
-
 def test_the_version_is_printed() -> None:
     assert run("--version").stdout == f"gpuopt {gpuopt.__version__}\n"
-
-
-def test_importing_gpuopt_imports_neither_rich_nor_matplotlib() -> None:
-    script = (
-        "import sys, gpuopt; sys.exit(any(name in sys.modules for name in ('rich', 'matplotlib')))"
-    )
-    root = str(Path(gpuopt.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": root}
-    assert subprocess.run([sys.executable, "-c", script], env=environment).returncode == 0
 
 
 # Several workers, and several towers.
@@ -517,9 +451,7 @@ def test_the_command_shows_the_workers_figures(capsys: pytest.CaptureFixture[str
     [
         (["--towers", "5"], "5 towers cannot share 96 images evenly"),
         (["--towers", "2", "--workers", "2"], "not allowed with argument"),
-        (["--towers", "2", "--ranks"], "not allowed with argument"),
         (["--workers", "2", "--replicas-to-aggregate", "3"], "must not be more than --workers"),
-        (["--workers", "0"], "not a whole number of at least 1"),
     ],
 )
 def test_impossible_numbers_of_workers_and_towers_are_refused(

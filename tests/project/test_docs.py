@@ -16,7 +16,6 @@ import guide_scripts
 import optimizer_nav
 import pytest
 import reference_pages
-import search_order
 import tables
 from optimizer_page import entries, exports
 
@@ -143,20 +142,6 @@ def test_python_on_a_page_is_in_blocks_that_are_run(subtests: pytest.Subtests) -
             assert not others or name_of(page) in RUN_BY, f"run the blocks of {others}"
 
 
-def test_indented_python_is_told_from_other_lines(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "Text\n\n    @decorated\n    def f():\n        return 1\n\n    pip install '.[mpi]'  #\n\n"
-        "- item\n\n      >>> shown\n\n```python\nif a:\n    b = 1\n```\n"
-    )
-    assert [is_python(block) for block in indented_blocks(page)] == [True, False, True]
-
-
-@pytest.mark.parametrize("page", RUN_BY)
-def test_who_runs_the_other_blocks_of_a_page_names_it(page: str) -> None:
-    assert Path(page).name in (ROOT / RUN_BY[page]).read_text()
-
-
 def test_every_script_of_several_processes_is_run() -> None:
     files = [ROOT / "tests" / "support" / "nccl_programs.py", *(ROOT / "tests").rglob("test_*.py")]
     text = "".join(file.read_text() for file in files)
@@ -172,10 +157,6 @@ def test_the_reference_describes_every_public_name_once() -> None:
     assert public <= set(described), "add them to tests/support/reference_pages.py"
 
 
-def test_every_outcome_has_its_guide() -> None:
-    assert set(OUTCOMES) <= {page.name for page in PAGES}
-
-
 def test_links_lead_to_a_file_and_a_heading(subtests: pytest.Subtests) -> None:
     for page in PAGES:
         with subtests.test(name_of(page)):
@@ -183,25 +164,6 @@ def test_links_lead_to_a_file_and_a_heading(subtests: pytest.Subtests) -> None:
                 target = page.parent / file if file else page
                 assert target.exists(), file
                 assert not anchor or anchor in anchors(target), f"{file}#{anchor}"
-
-
-def test_links_to_other_sites_are_well_formed(subtests: pytest.Subtests) -> None:
-    for page in PAGES:
-        with subtests.test(name_of(page)):
-            for target in re.findall(r"\]\(([^)]*://[^)]*)\)", page.read_text()):
-                assert re.fullmatch(r"https://[\w.-]+\.[a-z]{2,}(/[\w./%~#?=&+-]*)?", target), (
-                    target
-                )
-
-
-def test_pages_say_the_same_of_runs_on_gpus(subtests: pytest.Subtests) -> None:
-    for page in [each for each in PAGES if each.parent != DECISIONS]:
-        with subtests.test(name_of(page)):
-            text = " ".join(page.read_text().split())
-            status = (DOCS / "on_a_gpu.md").read_text().partition("## Status")[2]
-            sentence = " ".join(re.findall(r"\*\*(.*?)\*\*", status, re.DOTALL)[0].split())
-            claims = re.findall(r"(?:not|never)(?: been)? run on a GPU|No GPU has been", text)
-            assert not claims or sentence in text, f"say: {sentence}"
 
 
 def test_devices_on_a_page_are_written_as_gpuopt_reads_them(subtests: pytest.Subtests) -> None:
@@ -293,31 +255,6 @@ def test_every_page_is_in_the_navigation_or_in_the_index_of_decisions() -> None:
         assert page.name == "index.md" or listed in index, listed
 
 
-def test_a_search_finds_guides_first_and_no_decisions() -> None:
-    def weight(path: str) -> float:
-        page = SimpleNamespace(file=SimpleNamespace(src_uri=path), meta={})
-        search_order.on_page_markdown("", page)
-        found = page.meta.get("search", {})
-        return 0 if found.get("exclude") else float(found.get("boost", 1))
-
-    assert "hooks:\n  - tests/support/search_order.py\n" in (ROOT / "mkdocs.yml").read_text()
-    by_weight: dict[float, set[str]] = {}
-    for page in DOCS.rglob("*.md"):
-        path = page.relative_to(DOCS).as_posix()
-        by_weight.setdefault(weight(path), set()).add(path.partition("/")[0])
-    assert by_weight.pop(0) == {"decisions"}
-    assert by_weight.pop(2) == {"guides", "optimizers", "optimizers.md", "reference"}
-    assert set(by_weight) == {1}
-
-
-def test_a_search_finds_pages_by_words_of_other_libraries() -> None:
-    for path, words in search_order.WORDS.items():
-        assert (DOCS / path).exists()
-        page = SimpleNamespace(file=SimpleNamespace(src_uri=path), meta={})
-        search_order.on_page_markdown("", page)
-        assert page.meta["tags"] == words
-
-
 def test_the_index_of_decisions_gives_each_page_by_its_title() -> None:
     entries = re.findall(r"^- \[(.+)\]\((.+)\)$", (DECISIONS / "index.md").read_text(), re.M)
     pages = [page for page in DECISIONS.glob("*.md") if page.name != "index.md"]
@@ -366,7 +303,3 @@ def test_the_sample_program_is_what_a_kernel_of_adam_is_compiled_with() -> None:
     assert struct
     assert rule + end in source
     assert struct in source
-
-
-def test_no_page_is_left_of_an_optimizer_that_is_gone() -> None:
-    assert {*(DOCS / "optimizers").iterdir()} <= {*tables.pages()}

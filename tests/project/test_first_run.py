@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,9 @@ import numpy as np
 import pytest
 
 from bench import first_run
-from bench.first_run import CHECKS, Check, make_block, make_check, time_step
+from bench.first_run import CHECKS, make_block, time_step
 from gpuopt.bench.compare import Verdict, compare_results
-from gpuopt.bench.contenders import Contender
-from gpuopt.bench.machine import describe_commit
 from gpuopt.bench.results import Figures, Run, make_figures, read_results
-from gpuopt.bench.workloads import Workload
 
 pytestmark = pytest.mark.internal
 
@@ -81,27 +77,6 @@ def test_a_step_that_fails_is_named_and_the_others_are_timed(
     assert failures == {"broken": "ZeroDivisionError: division by zero"}
 
 
-@pytest.mark.gpu
-def test_a_step_that_fails_leaves_no_arrays_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cupy
-
-    made: list[Any] = []
-    were_free = []
-
-    def make() -> Any:
-        were_free.append(all(array() is None for array in made))
-        arrays = [cupy.ones(3), cupy.ones(4)]
-        made.extend(map(weakref.ref, arrays))
-        step = Contender(lambda: arrays[len(were_free) + 1], None)
-        return Workload("", {"gpuopt": step})
-
-    tasks = dict.fromkeys(("one", "two"), make)
-    monkeypatch.setattr(first_run, "list_tasks", lambda cupy, sizes: tasks)
-    *_, (_, failures) = first_run.time_all(0, first_run.SMALL)
-    assert [*failures] == ["one", "two"]
-    assert were_free == [True, True]
-
-
 def of_one_task(monkeypatch: pytest.MonkeyPatch, file: Path, after: BaseException | None) -> None:
     """Has the program time one task, and then raise an error."""
 
@@ -127,25 +102,6 @@ def test_after_ctrl_c_what_was_timed_is_printed_and_written(
     assert read_results(tmp_path / "results.json").runs == {"copy": COPY}
 
 
-def test_where_results_cannot_be_written_what_was_timed_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    of_one_task(monkeypatch, tmp_path / "no folder" / "results.json", None)
-    assert first_run.main() == 1
-    printed = capsys.readouterr().out
-    assert "\ncopy " in printed
-    assert "results cannot be written: " in printed
-
-
-def test_in_a_checkout_the_block_names_the_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    of_one_task(monkeypatch, tmp_path / "results.json", None)
-    assert first_run.main() == 0
-    commit = describe_commit(Path(first_run.__file__).parent)
-    assert capsys.readouterr().out.splitlines()[1].endswith(f", commit {commit}")
-
-
 def test_without_gpuopt_it_says_how_to_install_it() -> None:
     command = [sys.executable, "-S", "-E", first_run.__file__]
     finished = subprocess.run(command, cwd="/", capture_output=True, text=True)
@@ -161,15 +117,6 @@ def test_without_a_gpu_it_says_so(
     monkeypatch.setattr(sys, "argv", ["first_run.py"])
     assert first_run.main() == 1
     assert capsys.readouterr().out == "nothing was run: no NVIDIA driver\n"
-
-
-def test_a_check_says_what_is_wrong() -> None:
-    def run(device: str) -> list[np.ndarray]:
-        return [np.ones(3) + (device != "cpu") * 0.01]
-
-    assert make_check(Check(run, tolerance=0.1)) is None
-    assert (make_check(Check(run)) or "").startswith("AssertionError: ")
-    assert make_check(Check(lambda device: 1 / 0)) == "ZeroDivisionError: division by zero"  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -229,9 +176,3 @@ def test_a_block_names_wrong_checks_and_steps_that_failed_and_compares_with_a_co
     [adam] = [line for line in lines if re.match("Adam  ", line)]
     assert copy.split()[1:] == ["2.0", "3.0", "4.0", "5.0", "6", "4"]
     assert adam.split()[1:] == ["2.0", "3.0", "4.0", "5.0", "6", "2", "0.50", "7.0", "4.0"]
-
-
-def test_sizes_shrink_where_memory_is_short() -> None:
-    sizes = first_run.Sizes()
-    assert sizes.that_fit(15 * 2**30) == sizes
-    assert sizes.that_fit(2 * 2**30).large < sizes.large

@@ -18,9 +18,6 @@ from bench import on_gpu
 from bench.on_gpu import (
     Machine,
     Phase,
-    count_tests,
-    first_failure,
-    make_table,
     run_phase,
     run_phases,
 )
@@ -36,7 +33,6 @@ def test_wrong():
     assert expected == "something else"
 def test_also_wrong(): assert not "a second failure"
 """
-SLOW = "def test_at_once(): pass\nimport time\ndef test_slow(): time.sleep(60)\n"
 
 
 @pytest.fixture
@@ -96,27 +92,10 @@ def test_a_phase_that_takes_too_long_is_cut_off_and_its_end_is_printed(
     assert "began" in capsys.readouterr().out
 
 
-def test_an_empty_log_of_a_phase_that_failed_is_named(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = run_phase(Phase("user", 30, [python("exit(1)")]), machine, 100)
-    assert row.outcome.startswith("failed")
-    assert "user.log is empty: is space left?" in capsys.readouterr().out
-
-
 def test_a_phase_begins_only_if_its_limit_fits_into_what_is_left(machine: Machine) -> None:
     row = run_phase(Phase("others", 50, [python("1 / 0")]), machine, 49.7)
     assert row == ("others", "left out: it may take 50 s, and 50 s are left", "", "")
     assert not (machine.options.output / "others.log").exists()
-
-
-def test_tests_that_the_time_does_not_suffice_for_are_counted_and_no_failure(
-    machine: Machine,
-) -> None:
-    """The time is over before the first test begins."""
-    row = run_phase(Phase("tests", 10, [of_tests(machine, SLOW)]), machine, 10)
-    assert row.outcome == "passed"
-    assert row.tests == "2 skipped, 2 of them not begun"
 
 
 def with_phases(monkeypatch: pytest.MonkeyPatch, *phases: Phase) -> None:
@@ -164,79 +143,6 @@ def test_a_signal_ends_a_run_with_the_table_of_what_was_done(
         ["before", "passed"],
         ["killed", "stopped"],
         ["all", "phases"],
-    ]
-
-
-def test_where_a_log_cannot_be_written_the_table_has_what_was_done(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    phases = [Phase(name, 30, [python("print('done')")]) for name in ("before", "full", "after")]
-    with_phases(monkeypatch, *phases)
-    (machine.options.output / "full.log").mkdir()
-    before, full, _ = run_phases(machine)
-    assert before.outcome == "passed"
-    assert full.outcome.startswith("stopped: ")
-    assert "full.log" in full.outcome
-    assert "passed" in (machine.options.output / "summary.txt").read_text()
-
-
-def test_a_time_that_is_shorter_than_any_phase_leaves_all_out(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine.options.seconds = 10
-    *rows, _ = run_phases(machine)
-    assert rows
-    assert {row.outcome.partition(":")[0] for row in rows} == {"left out"}
-
-
-def test_a_list_of_what_is_missing_is_printed_once(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for status in (0, 1):
-        lists = python(f"print('numpy:', 'not here'); exit({status})")
-        run_phase(machine.setup()._replace(commands=[lists]), machine, 100)
-        assert capsys.readouterr().out.count("numpy: not here") == 1
-
-
-def test_every_command_of_a_phase_runs_and_one_failure_counts(machine: Machine) -> None:
-    commands = [python("print('one'); exit(3)"), python("print('two')")]
-    assert run_phase(Phase("user", 30, commands), machine, 100).outcome == "failed with status 3"
-    assert (machine.options.output / "user.log").read_text() == "one\ntwo\n"
-
-
-def test_a_command_that_is_killed_is_named_also_where_tests_after_it_pass(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    killed = python("import os; os.kill(os.getpid(), 9)")
-    tests = of_tests(machine, "def test_right(): pass")
-    row = run_phase(Phase("timings", 30, [killed, tests]), machine, 100)
-    assert (row.outcome, row.tests) == ("failed with status -9", "1 passed")
-    *_, last = capsys.readouterr().out.splitlines()
-    assert last.startswith("status -9 of ")
-    assert "os.kill(os.getpid(), 9)" in last
-
-
-def test_counts_are_those_of_every_pytest_in_a_log() -> None:
-    log = (
-        ".\n2 passed, 1 skipped, 3 deselected in 0.51s\n= 1 failed, 2 errors in 70.2s (0:01:10) =\n"
-    )
-    assert count_tests(log) == "2 passed, 1 skipped, 1 failed, 2 errors"
-    assert count_tests("copy 12 passed\n") == ""
-
-
-def test_the_first_failure_is_whole() -> None:
-    report = "____ test_a ____\n    a\n_ _ _ _\n    b\nE   wrong"
-    log = f"..F\n=== FAILURES ===\n{report}\n____ test_b ____\nE  other\n=== short ===\n"
-    assert first_failure(log) == report
-    assert first_failure("\n".join(map(str, range(100)))).split()[0] == "40"
-
-
-def test_the_table_has_columns() -> None:
-    rows = [on_gpu.Row("a", "passed", "1 s", "2 passed"), on_gpu.Row("long", "left out")]
-    assert make_table(rows).splitlines() == [
-        "phase  outcome   time  tests",
-        "a      passed    1 s   2 passed",
-        "long   left out",
     ]
 
 
@@ -289,27 +195,3 @@ def test_the_script_says_why_it_ran_nothing(
     finished = run_script(*arguments)
     assert finished.returncode == status
     assert re.search(words, finished.stdout + finished.stderr)
-
-
-@pytest.mark.parametrize("python", ["false", "/nowhere/python"])
-def test_an_old_python_or_none_is_refused_in_a_sentence(python: str) -> None:
-    finished = run_script("first", python=python)
-    assert finished.returncode == 1
-    *_, sentence = finished.stderr.splitlines()
-    assert sentence.startswith("on_gpu.sh needs Python 3.11 or newer")
-    assert python in sentence
-
-
-def test_an_output_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    script = f"""if True:
-        import sys
-        from bench import on_gpu
-        on_gpu.run.cuda_extra = lambda: "cuda13"
-        sys.argv = ["on_gpu.py", "--output", {str(tmp_path / "file")!r}]
-        sys.exit(on_gpu.main())"""
-    finished = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True
-    )
-    assert (finished.returncode, finished.stderr) == (1, "")
-    assert re.fullmatch(r"nothing was run: .*/file'\n", finished.stdout)

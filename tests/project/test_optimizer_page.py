@@ -12,11 +12,9 @@ from optimizer_page import entries, exports, forms, measured, peer_defaults
 from optimizer_page.forms import Form
 
 from gpuopt.demo.settings import NAMES, TUNED
-from gpuopt.optimizers.base import RuleOptimizer
 
 pytestmark = pytest.mark.contract
 
-OPTIMIZERS = [pytest.param(each, id=each.__name__) for each in exports.optimizers()]
 PICTURES = [*(surface.name for surface in surfaces.SURFACES), gallery.DIGITS]
 FORMS = [
     pytest.param(form, id=str(form.ours))
@@ -26,51 +24,29 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_an_optimizer_has_an_entry_of_what_its_code_does_not_tell(
-    optimizer: type[RuleOptimizer],
-) -> None:
-    assert optimizer.__name__ in entries.ENTRIES, (
-        f'add "{optimizer.__name__}": Entry(...) to {entries.WHERE}: its panel in the pictures, '
-        "and the optimizers of torch, optax, Keras or TensorFlow that it corresponds to; "
+def test_entries_are_of_exported_optimizers_and_peers_whose_defaults_are_known() -> None:
+    exported = {optimizer.__name__ for optimizer in exports.optimizers()}
+    assert set(entries.ENTRIES) == exported, (
+        f"{entries.WHERE} has an Entry(...) for each: its panel in the pictures, and the "
+        "optimizers of torch, optax, Keras or TensorFlow that it corresponds to; "
         f"then run {peer_defaults.COMMAND} (make test-peers makes its environment), "
         f"{tables.COMMAND} and {gallery.COMMAND}"
     )
-
-
-def test_entries_are_of_exported_optimizers_and_peers_whose_defaults_are_known() -> None:
-    exported = {optimizer.__name__ for optimizer in exports.optimizers()}
-    assert set(entries.ENTRIES) <= exported
     known = set(peer_defaults.all_signatures())
     assert set(entries.every_peer()) == known, f"run {peer_defaults.COMMAND}"
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_docstring_has_a_formula_and_says_what_each_argument_is(
-    optimizer: type[RuleOptimizer],
+def test_defaults_of_an_optimizer_of_tensorflows_are_tensorflows(
+    subtests: pytest.Subtests,
 ) -> None:
-    described = exports.docstring(optimizer)
-    assert "=" in described.formula, "the docstring needs an indented block with the formula"
-    missing = {each.name for each in exports.own_arguments(optimizer)} - set(described.arguments)
-    assert not missing, f"the docstring's Args lack {missing}"
-
-
-OF_TENSORFLOW = [
-    (name, peer)
-    for name, entry in entries.ENTRIES.items()
-    for peer in entry.peers
-    if peer.startswith("tf.")
-]
-
-
-@pytest.mark.parametrize(("name", "peer"), OF_TENSORFLOW)
-def test_defaults_of_an_optimizer_of_tensorflows_are_tensorflows(name: str, peer: str) -> None:
-    [optimizer] = [each for each in exports.optimizers() if each.__name__ == name]
-    theirs = peer_defaults.all_signatures()[peer]
-    ours = {
-        each.name: peer_defaults.as_toml(each.default) for each in exports.own_arguments(optimizer)
-    }
-    assert {argument: ours.get(argument) for argument in theirs} == theirs
+    for optimizer in exports.optimizers():
+        arguments = exports.own_arguments(optimizer)
+        ours = {each.name: peer_defaults.as_toml(each.default) for each in arguments}
+        for peer in entries.ENTRIES[optimizer.__name__].peers:
+            if peer.startswith("tf."):
+                with subtests.test(peer):
+                    theirs = peer_defaults.all_signatures()[peer]
+                    assert {argument: ours.get(argument) for argument in theirs} == theirs
 
 
 def test_what_is_kept_and_written_is_counted_by_parameters_and_rows() -> None:

@@ -6,7 +6,6 @@ import re
 
 from bench.harness import ROOT
 from bench.pages import find_files, read_part
-from gpuopt.bench.results import read_results
 
 README = (ROOT / "README.md").read_text()
 
@@ -34,23 +33,3 @@ def test_the_row_of_the_first_screen_is_one_of_the_table_and_certain() -> None:
     assert dict(zip(heading, row, strict=True)).items() <= figures.items()
     assert not set("~†") & set(first_screen())
     assert f"({find_files('steps')[0].relative_to(ROOT)})" in first_screen()
-
-
-def test_the_first_screen_says_for_which_models_array_operations_are_quicker() -> None:
-    [name] = re.findall(r"\((bench/results/\S+-growth\.json)\)", first_screen())
-    runs = read_results(ROOT / name).runs
-
-    def is_quicker(task: str) -> bool:
-        figures = runs[f"{task}/adam/float32"].contenders
-        arrays, ours = (figures[name].times["cold"] for name in ("array operations", "gpuopt"))
-        return arrays.median_ms < ours.median_ms
-
-    by_size = [is_quicker(f"parameters-2^{power}") for power in range(10, 28)]
-    assert by_size == [True] * 9 + [False] * 9
-    text = " ".join(first_screen().split())
-    assert "up to 262,144 elements" in text
-    assert "from 524,288 elements" in text
-    assert [is_quicker(f"tensors-{10**power}") for power in range(5)] == [True] * 2 + [False] * 3
-    assert runs["tensors-10/adam/float32"].description == "10 tensors of 256 elements"
-    assert "or 10 of 256 each" in text
-    assert "or 100 such tensors" in text

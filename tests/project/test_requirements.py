@@ -15,32 +15,6 @@ pytestmark = pytest.mark.internal
 TESTS = Path(__file__).parents[1]
 
 
-def run_test_of_compiled_rules(tmp_path: Path, require: str) -> subprocess.CompletedProcess[str]:
-    """Runs a test that needs g++ where there is none."""
-    environment = {**os.environ, "PATH": str(tmp_path), "GPUOPT_REQUIRE": require}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    test = f"{TESTS / 'rules/test_tracing.py'}::test_every_function_of_the_table_is_numpys"
-    return subprocess.run(
-        [*command, test], env=environment, cwd=TESTS.parent, capture_output=True, text=True
-    )
-
-
-@pytest.mark.parametrize(
-    ("require", "status", "words"),
-    [
-        ("", 0, "g++ is not installed"),
-        ("cxx", 1, "GPUOPT_REQUIRE asks for it"),
-        ("cxy", 4, "GPUOPT_REQUIRE names cxy"),
-    ],
-)
-def test_a_missing_compiler_skips_with_a_reason_or_fails_where_it_is_required(
-    tmp_path: Path, require: str, status: int, words: str
-) -> None:
-    finished = run_test_of_compiled_rules(tmp_path, require)
-    assert finished.returncode == status
-    assert words in finished.stdout + finished.stderr
-
-
 TESTS_OF_PACKAGES = """
 import sys
 import pytest

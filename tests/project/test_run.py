@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import built_package
 import pytest
 
 import run
@@ -36,13 +35,6 @@ def test_tests_run_in_several_processes_unless_the_arguments_say_otherwise(
     command = pytest_command(arguments, monkeypatch)
     assert command.index("-n") < len(command) - len(arguments)  # pytest takes the last -n
     assert command[len(command) - len(arguments) :] == arguments
-
-
-@pytest.mark.parametrize("option", ["--pdb", "--trace", "-s"])
-def test_tests_that_need_the_terminal_run_in_one_process(
-    option: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "-n" not in pytest_command(["tests/project", option], monkeypatch)
 
 
 def gpu_calls(
@@ -89,13 +81,6 @@ def test_on_the_stub_driver_tests_for_one_gpu_have_one_and_the_others_several(
     assert "gpu and not real_gpu and gpus" in others[0]
     assert others[0][-4:-2] == ["a.py", "b.py"]
     assert not {"GPUOPT_DRIVER_DEVICES", "GPUOPT_LIST_OF_FILES"} & set(others[1])
-
-
-def test_files_that_somebody_names_are_not_joined_by_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls = gpu_calls("cpu", ["tests/step"], [0, 0], 0, monkeypatch)
-    assert all(command[-1] == "tests/step" and "a.py" not in command for command, _ in calls)
 
 
 @pytest.mark.parametrize(
@@ -146,87 +131,6 @@ def test_a_command_that_hangs_is_ended_and_what_it_printed_is_shown(
     assert "hangs did not end within 2 s" in shown
 
 
-@pytest.mark.parametrize(("statuses", "status"), [((0, 0), 0), ((0, 1), 1), ((1, 0), 1)])
-def test_ranks_are_tested_over_each_mpi(
-    statuses: tuple[int, int], status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: dict[str, run.Command] = {}
-
-    def run_side_by_side(commands: Any) -> Any:
-        ran.update(commands)
-        return dict(zip(commands, statuses, strict=True))
-
-    monkeypatch.setattr(run, "set_up", lambda folder, needs: None)
-    monkeypatch.setattr(run, "run_side_by_side", run_side_by_side)
-    assert run.run_parts(run.TASKS["test-ranks"], ["-k", "adam"]) == status
-    assert [command.words[0] for command in ran.values()] == [
-        str(run.ROOT / ".venv-openmpi/bin/python"),
-        str(run.ROOT / ".venv-mpich/bin/python"),
-    ]
-    for words, environment in ran.values():
-        assert words[-2:] == ["-k", "adam"]
-        assert environment["GPUOPT_REQUIRE"] == "mpi"
-        assert Path(environment["GPUOPT_CUPY"]).parts[-4:-2] == (".venv", "lib")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "statuses", "status"),
-    [([], [0, 0, 5], 1), (["-k", "adam"], [0, 0, 5], 0), (["-k", "adam"], [5, 1, 0], 1)],
-)
-def test_a_part_that_arguments_leave_no_tests_has_not_failed(
-    arguments: list[str], statuses: list[int], status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        run, "run_side_by_side", lambda commands: dict(zip(commands, statuses, strict=True))
-    )
-    assert run.run_parts(run.TASKS["test-kernels"], arguments) == status
-
-
 def test_makefile_has_every_task() -> None:
     [tasks] = re.findall(r"^TASKS = (.*)$", (run.ROOT / "Makefile").read_text(), re.MULTILINE)
     assert tasks.split() == list(run.TASKS)
-
-
-@pytest.mark.parametrize(("status", "said"), [(0, ""), (1, "failed: ruff check, ruff format")])
-def test_lint_runs_every_check_also_after_one_has_failed(
-    status: int,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    commands: list[Any] = []
-
-    def record(command: Any, **options: Any) -> Any:
-        commands.append([Path(command[0]).name, *command[1:]])
-        return subprocess.CompletedProcess(command, status)
-
-    monkeypatch.setattr(run.subprocess, "run", record)
-    assert run.run_parts(run.TASKS["lint"], ["-k", "adam"]) == status
-    assert len(commands) == len(run.TASKS["lint"].parts)
-    assert not any("adam" in words or "*" in "".join(words) for words in commands)
-    assert "kernels/shared/math.cuh" in next(words for words in commands if "-Werror" in words)
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("types", "status"), [(0, 0), (1, 1)])
-def test_types_are_found_in_each_package_that_is_installed(
-    types: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[Any] = []
-
-    def record(command: Any, cwd: Path, env: Any) -> Any:
-        calls.append((command, cwd))
-        is_types = Path(command[0]).name == "basedpyright"
-        return subprocess.CompletedProcess(command, types if is_types else 0)
-
-    def install_built(python: str, is_oldest: bool, folder: Path) -> tuple[str, Path]:
-        return "installed/python", Path("unpacked")
-
-    monkeypatch.setattr(built_package, "find_pythons", lambda: {run.OLDEST_PYTHON: "python"})
-    monkeypatch.setattr(built_package, "install_built", install_built)
-    monkeypatch.setattr(subprocess, "run", record)
-    assert built_package.main([]) == status
-    found = [command[1:] for command, _ in calls if Path(command[0]).name == "basedpyright"]
-    assert found == [["--pythonpath", "installed/python"]] * 2
-    assert {cwd for _, cwd in calls} == {Path("unpacked")}
-    assert ("types with Python 3.11 with the oldest" in capsys.readouterr().err) == bool(status)

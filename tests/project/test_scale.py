@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from bench.ranks import TARGETS
 from bench.scale import (
-    RANKS,
     Network,
     Stragglers,
     best_backups,
-    chief_s,
-    on_one_host_s,
     ring_s,
-    shares_s,
-    tree_s,
     wait_s,
 )
 from bench.targets import find_measured
@@ -42,13 +35,6 @@ def test_the_wait_is_the_mean_of_simulated_waits(awaited: int, started: int) -> 
     assert wait_s(awaited, started, stragglers) == pytest.approx(waits.mean(), abs=error)
 
 
-def test_without_late_ranks_nothing_is_gained_by_backups() -> None:
-    punctual = Stragglers(share=0.0)
-    assert wait_s(64, 64, punctual) == pytest.approx(punctual.compute_s)
-    backups, rate = best_backups(64, punctual, lambda ranks: 0.0)
-    assert (backups, rate) == (0, pytest.approx(64 / punctual.compute_s))
-
-
 def test_backups_are_worth_more_where_more_ranks_are_late() -> None:
     gains = []
     for share in (0.001, 0.01, 0.1):
@@ -68,36 +54,6 @@ def test_a_ring_takes_the_time_of_its_replay(ranks: int) -> None:
     for _ in range(2 * (ranks - 1)):
         clock = np.maximum(clock, np.roll(clock, 1)) + part_s
     assert ring_s(ranks, 1000, network) == pytest.approx(clock.max())
-
-
-def test_one_rank_has_nothing_to_send() -> None:
-    network = Network()
-    assert ring_s(1, 1e6, network) == tree_s(1, 1e6, network) == 0
-    assert shares_s(1, 1e6, network, 1e-5) == 0
-
-
-def test_all_ways_of_reducing_take_longer_with_more_ranks_and_bytes() -> None:
-    network = Network()
-    ways = [
-        lambda ranks, size: ring_s(ranks, size, network),
-        lambda ranks, size: tree_s(ranks, size, network),
-        lambda ranks, size: shares_s(ranks, size, network, 1e-5),
-        lambda ranks, size: chief_s(ranks, size, network),
-        lambda ranks, size: on_one_host_s(ranks, size, 1e-5, 1e9, 2),
-    ]
-    for way in ways:
-        by_ranks = [way(ranks, 1e8) for ranks in RANKS]
-        assert by_ranks == sorted(by_ranks)
-        assert way(8, 1e6) < way(8, 1e8)
-
-
-def test_no_reduction_is_quicker_than_its_bytes() -> None:
-    network = dataclasses.replace(Network(), latency_s=0.0)
-    for ranks in RANKS[1:]:
-        least = 2 * (ranks - 1) / ranks * 1e8 / network.bytes_per_s
-        for seconds in (ring_s(ranks, 1e8, network), shares_s(ranks, 1e8, network, 0.0)):
-            assert seconds == pytest.approx(least)
-        assert tree_s(ranks, 1e8, network) >= least
 
 
 def test_a_difference_is_judged_round_by_round() -> None:
