@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from itertools import product
 from typing import Any
 
 import fake_cupy
@@ -19,9 +19,9 @@ from communicator_kinds import (
     JOB_KIND,
     JOB_SIZE,
     KINDS,
-    KINDS_AND_NUMBERS,
     KINDS_AND_SIZES,
     LONG_S,
+    MOST_RANKS,
     SHORT_S,
     everyone,
     group_of,
@@ -58,38 +58,36 @@ def on_ranks(kind: str) -> OnRanks:
 
 # What every communicator does.
 
+DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.int64, np.uint16]
 kinds_and_sizes = pytest.mark.parametrize(("kind", "size"), KINDS_AND_SIZES)
 in_this_process = pytest.mark.skipif(JOB_SIZE > 0, reason="it is about the ranks of one process")
 
 
+OPS: dict[Any, Any] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+
+
 @pytest.mark.value
 @kinds_and_sizes
-@pytest.mark.parametrize("op", ["sum", "min", "max"])
-def test_all_reduce_folds_in_rank_order_to_the_same_bits(kind: str, size: int, op: Any) -> None:
+def test_all_reduce_folds_in_rank_order_to_the_same_bits(kind: str, size: int) -> None:
     rng = np.random.default_rng(size)
     arrays = [rng.standard_normal((3, 4)).astype(np.float32) for _ in range(size)]
-    expected = arrays[0]
-    for array in arrays[1:]:
-        expected = {"sum": np.add, "min": np.minimum, "max": np.maximum}[op](expected, array)
-    results = succeeded(
-        run_on_ranks(kind, size, lambda rank: rank.all_reduce(arrays[rank.rank], op))
-    )
-    assert same_sums(kind if op == "sum" else "exact", size, results, expected)
-    others = [result.copy() for result in results[1:]]
-    results[0][:] = 0
-    assert all(map(np.array_equal, results[1:], others))
-    assert not any(np.shares_memory(*pair) for pair in zip(results, arrays, strict=True))
+
+    def reduce_by_each(rank: Communicator) -> list[Any]:
+        return [rank.all_reduce(arrays[rank.rank], op) for op in OPS]
+
+    outcomes = succeeded(run_on_ranks(kind, size, reduce_by_each))
+    for op, results in zip(OPS, map(list, zip(*outcomes, strict=True)), strict=True):
+        assert same_sums(kind if op == "sum" else "exact", size, results, reduce(OPS[op], arrays))
+        others = [result.copy() for result in results[1:]]
+        results[0][:] = 0
+        assert all(map(np.array_equal, results[1:], others))
+        assert not any(np.shares_memory(*pair) for pair in zip(results, arrays, strict=True))
 
 
 @pytest.mark.value
-@pytest.mark.parametrize(
-    ("kind", "size"),
-    [with_marks(kind, size, ranks=size) for kind, size in KINDS_AND_NUMBERS if size in (1, 3)],
-)
 @pytest.mark.parametrize("bucket_bytes", [1, 256, 2**20])
-def test_buckets_change_the_messages_and_not_the_sums(
-    kind: str, size: int, bucket_bytes: int
-) -> None:
+def test_buckets_change_the_messages_and_not_the_sums(on_ranks: OnRanks, bucket_bytes: int) -> None:
+    size = MOST_RANKS
     rng = np.random.default_rng(0)
     shapes = [(), (3,), (2, 5), (0, 4), (7,), (1, 1)]
     dtypes = [np.float32, np.float64, np.float32, np.float32, np.float16, np.float64]
@@ -98,10 +96,8 @@ def test_buckets_change_the_messages_and_not_the_sums(
         for _ in range(size)
     ]
     results = succeeded(
-        run_on_ranks(
-            kind,
-            size,
-            lambda rank: rank.batch_all_reduce(arrays[rank.rank], bucket_bytes=bucket_bytes),
+        on_ranks(
+            size, lambda rank: rank.batch_all_reduce(arrays[rank.rank], bucket_bytes=bucket_bytes)
         )
     )
     for result in results:
@@ -114,31 +110,21 @@ def test_buckets_change_the_messages_and_not_the_sums(
 
 @pytest.mark.value
 @kinds_and_sizes
-@pytest.mark.parametrize(
-    "dtype",
-    [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.int64, np.uint16],
-)
-def test_any_dtype_is_summed_to_the_bits_of_a_sequential_replay(
-    kind: str, size: int, dtype: Any
-) -> None:
+def test_any_dtype_is_summed_to_the_bits_of_a_sequential_replay(kind: str, size: int) -> None:
     rng = np.random.default_rng(size)
-    for run in range(20 if os.environ.get("GPUOPT_FULL") else 4):
-        # Less than an MPI's smallest message, and more than most caches hold of one rank.
-        arrays = [
-            (50 * rng.standard_normal(7 if run % 2 else 30_001)).astype(dtype) for _ in range(size)
-        ]
+    # Less than an MPI's smallest message, and more than most caches hold of one rank.
+    for dtype, length in product(DTYPES, (7, 30_001)):
+        arrays = [(50 * rng.standard_normal(length)).astype(dtype) for _ in range(size)]
         expected = arrays[0].copy()
         for array in arrays[1:]:
             expected = (expected + array).astype(dtype)
 
         def sum_up(rank: Communicator, arrays: Any = arrays) -> Any:
-            total = rank.all_reduce(arrays[rank.rank])
-            assert total.dtype == dtype
-            return total
+            return rank.all_reduce(arrays[rank.rank])
 
         results = succeeded(run_on_ranks(kind, size, sum_up))
-        assert len(results) == size
-        assert same_sums(kind, size, results, expected)
+        assert [result.dtype for result in results] == [dtype] * size
+        assert same_sums(kind, size, results, expected), dtype
 
 
 @pytest.mark.value
@@ -174,17 +160,7 @@ def test_nan_and_infinity_reach_every_rank(on_ranks: OnRanks) -> None:
     assert succeeded(on_ranks(2, reduce)) == [expected] * 2
 
 
-@pytest.mark.parametrize("length", [3, 100_000])
-def test_gathered_values_may_be_of_any_size(on_ranks: OnRanks, length: int) -> None:
-    def gather(rank: Communicator) -> Any:
-        return rank.all_gather({"rank": rank.rank, "values": "ab"[rank.rank] * length})
-
-    expected = [{"rank": i, "values": "ab"[i] * length} for i in range(2)]
-    assert succeeded(on_ranks(2, gather)) == [expected] * 2
-
-
-@kinds_and_sizes
-def test_what_is_returned_may_be_written_to(kind: str, size: int) -> None:
+def test_what_is_returned_may_be_written_to(on_ranks: OnRanks) -> None:
     def write(rank: Communicator) -> list[Any]:
         mine = np.full((2, 3), rank.rank + 1.0)
         slices = IndexedSlices(mine, np.arange(2), (9, 3))
@@ -195,8 +171,8 @@ def test_what_is_returned_may_be_written_to(kind: str, size: int) -> None:
         rank.barrier()
         return [mine.tolist(), slices.indices.tolist()]
 
-    expected = [[[[number + 1.0] * 3] * 2, [0, 1]] for number in range(size)]
-    assert succeeded(run_on_ranks(kind, size, write)) == expected
+    expected = [[[[number + 1.0] * 3] * 2, [0, 1]] for number in range(3)]
+    assert succeeded(on_ranks(3, write)) == expected
 
 
 def test_many_gathered_rows_stand_in_rank_order(on_ranks: OnRanks) -> None:
@@ -308,11 +284,12 @@ def test_no_arrays_are_a_batch_too(on_ranks: OnRanks) -> None:
 @kinds_and_sizes
 def test_gathered_values_stand_in_rank_order(kind: str, size: int) -> None:
     def gather(rank: Communicator) -> list[Any]:
-        gathered = rank.all_gather((rank.rank, "abcde"[: rank.rank]))
+        gathered = rank.all_gather({"rank": rank.rank, "values": "ab" * 50_000 * rank.rank})
         gathered.append("mine")
-        return rank.all_gather(len(gathered), "lengths")
+        return [gathered, rank.all_gather(len(gathered), "lengths")]
 
-    expected = [size + 1] * size
+    values = [{"rank": i, "values": "ab" * 50_000 * i} for i in range(size)]
+    expected = [[*values, "mine"], [size + 1] * size]
     assert succeeded(run_on_ranks(kind, size, gather)) == [expected] * size
 
 
@@ -345,26 +322,19 @@ def test_gathered_rows_stand_in_rank_order(on_ranks: OnRanks) -> None:
         assert gathered.dense_shape == (9, 2)
 
 
-@pytest.mark.parametrize(
-    ("kind", "size", "root"),
-    [
-        with_marks(kind, size, root, ranks=size)
-        for kind, size in KINDS_AND_NUMBERS
-        for root in {0, size - 1}
-        if size != 2
-    ],
-)
-def test_broadcast_overwrites_in_place(kind: str, size: int, root: int) -> None:
-    arrays = [np.full(3, rank, np.float32) for rank in range(size)]
+@kinds_and_sizes
+def test_broadcast_overwrites_in_place(kind: str, size: int) -> None:
+    for root in {0, size - 1}:
+        arrays = [np.full(3, rank, np.float32) for rank in range(size)]
 
-    def broadcast(rank: Communicator) -> Any:
-        result = rank.broadcast(arrays[rank.rank], root)
-        assert result is arrays[rank.rank]
-        result += rank.rank  # must not be seen by the others
-        return result
+        def broadcast(rank: Communicator, root: int = root, arrays: Any = arrays) -> Any:
+            result = rank.broadcast(arrays[rank.rank], root)
+            assert result is arrays[rank.rank]
+            result += rank.rank  # must not be seen by the others
+            return result
 
-    for rank, result in enumerate(succeeded(run_on_ranks(kind, size, broadcast))):
-        assert result.tolist() == [root + rank] * 3
+        for rank, result in enumerate(succeeded(run_on_ranks(kind, size, broadcast))):
+            assert result.tolist() == [root + rank] * 3
 
 
 def test_no_rank_passes_a_barrier_early(on_ranks: OnRanks) -> None:
@@ -386,54 +356,49 @@ def test_many_rounds_do_not_mix(on_ranks: OnRanks) -> None:
         assert result == [3 * step + 3 for step in range(300)]
 
 
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda rank, i: rank.all_reduce(np.zeros(2 + i)), ["float64[2]", "float64[3]"]),
-        (lambda rank, i: rank.all_reduce(np.zeros(2, "f4f8"[2 * i :][:2])), ["float32[2]"]),
-        (lambda rank, i: rank.all_reduce(np.zeros(2), ("min", "max")[i]), ["'min'", "'max'"]),
-        (lambda rank, i: rank.barrier() if i else rank.all_reduce(np.zeros(2)), ["barrier"]),
-        (lambda rank, i: rank.barrier(("one", "two")[i]), ["one", "two"]),
-        (lambda rank, i: rank.all_gather(0, ("one", "two")[i]), ["one", "two"]),
-        (lambda rank, i: rank.broadcast(np.zeros(2), i), ["from 0", "from 1"]),
-        # As many bytes, in other shapes.
-        (
-            lambda rank, i: rank.batch_all_reduce([np.zeros(2 + i), np.zeros(3 - i)]),
-            ["float64[2], float64[3]", "float64[3], float64[2]"],
+Case = tuple[Callable[..., Any], Sequence[str]]
+MISMATCHES: list[Case] = [
+    (lambda rank, i: rank.all_reduce(np.zeros(2 + i)), ["float64[2]", "float64[3]"]),
+    (lambda rank, i: rank.all_reduce(np.zeros(2, "f4f8"[2 * i :][:2])), ["float32[2]"]),
+    (lambda rank, i: rank.all_reduce(np.zeros(2), ("min", "max")[i]), ["'min'", "'max'"]),
+    (lambda rank, i: rank.barrier() if i else rank.all_reduce(np.zeros(2)), ["barrier"]),
+    (lambda rank, i: rank.barrier(("one", "two")[i]), ["one", "two"]),
+    (lambda rank, i: rank.all_gather(0, ("one", "two")[i]), ["one", "two"]),
+    (lambda rank, i: rank.broadcast(np.zeros(2), i), ["from 0", "from 1"]),
+    # As many bytes, in other shapes.
+    (
+        lambda rank, i: rank.batch_all_reduce([np.zeros(2 + i), np.zeros(3 - i)]),
+        ["float64[2], float64[3]", "float64[3], float64[2]"],
+    ),
+    (lambda rank, i: rank.batch_all_reduce([np.zeros(2)][i:]), ["[float64[2]]", "[]"]),
+    (
+        lambda rank, i: rank.batch_all_reduce([np.zeros(2)], what=f"gradients of {i}"),
+        ["gradients of 0", "gradients of 1"],
+    ),
+    (
+        lambda rank, i: rank.all_gather_slices(IndexedSlices(np.zeros((1, 2 + i)), [0])),
+        ["[2]", "[3]"],
+    ),
+    (
+        lambda rank, i: rank.all_gather_slices(
+            IndexedSlices(np.zeros((1, 2)), [0]), what=f"rows of {i}"
         ),
-        (lambda rank, i: rank.batch_all_reduce([np.zeros(2)][i:]), ["[float64[2]]", "[]"]),
-        (
-            lambda rank, i: rank.batch_all_reduce([np.zeros(2)], what=f"gradients of {i}"),
-            ["gradients of 0", "gradients of 1"],
-        ),
-        (
-            lambda rank, i: rank.all_gather_slices(IndexedSlices(np.zeros((1, 2 + i)), [0])),
-            ["[2]", "[3]"],
-        ),
-        (
-            lambda rank, i: rank.all_gather_slices(
-                IndexedSlices(np.zeros((1, 2)), [0]), what=f"rows of {i}"
-            ),
-            ["rows of 0", "rows of 1"],
-        ),
-    ],
-)
-def test_calls_that_do_not_match_are_an_error_on_every_rank(
-    on_ranks: OnRanks, call: Callable[[Communicator, int], Any], named: list[str]
+        ["rows of 0", "rows of 1"],
+    ),
+]
+
+
+def test_calls_that_do_not_match_are_an_error_on_every_rank_and_the_group_goes_on(
+    on_ranks: OnRanks,
 ) -> None:
-    outcomes = on_ranks(2, lambda rank: call(rank, rank.rank))
-    for outcome in outcomes:
-        assert isinstance(outcome, ValueError)
-        assert all(name in str(outcome) for name in named)
-
-
-def test_a_group_goes_on_after_calls_that_did_not_match(on_ranks: OnRanks) -> None:
     def run(rank: Communicator) -> list[int]:
-        with pytest.raises(ValueError, match="same call"):
-            rank.barrier(str(rank.rank))
+        for call, named in MISMATCHES:
+            with pytest.raises(ValueError, match="same call") as error:
+                call(rank, rank.rank)
+            assert all(name in str(error.value) for name in named)
         return rank.all_gather(rank.rank)
 
-    assert succeeded(on_ranks(3, run)) == [[0, 1, 2]] * 3
+    assert succeeded(on_ranks(2, run)) == [[0, 1]] * 2
 
 
 @pytest.mark.parametrize(
@@ -461,10 +426,7 @@ def test_a_group_needs_a_rank() -> None:
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda rank: rank.barrier(), "barrier"),
         (lambda rank: rank.barrier("the end"), "the end"),
-        (lambda rank: rank.all_gather(1, "the figures"), "the figures"),
-        (lambda rank: rank.all_reduce(np.zeros(2)), "all_reduce('sum') of float64[2]"),
         (lambda rank: rank.broadcast(np.zeros(2), 1), "broadcast from 1 of float64[2]"),
         (
             lambda rank: rank.batch_all_reduce([np.zeros(2)]),
@@ -601,10 +563,9 @@ def test_blocks_beyond_what_mpi_counts_are_sent_in_pieces(monkeypatch: pytest.Mo
 
 
 @in_a_job
-@pytest.mark.parametrize("bucket", [0, 2, 4])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("bucket", "size"), [(0, 2), (4, 2), (2, 3)])
 def test_a_rank_that_fails_in_the_middle_of_a_sum_is_named_and_the_group_runs_again(
-    size: int, bucket: int
+    bucket: int, size: int
 ) -> None:
     arrays = [np.ones(20_000, np.float32) for _ in range(5)]
     harmless = [array.copy() for array in arrays]

@@ -40,9 +40,6 @@ from gpuopt import (
 )
 from gpuopt.distributed import Coordinator, StopRequest, SyncReplicasWorker
 
-SIZES = [(2, 2), (2, 3), (3, 3), (1, 3)]  # replicas_to_aggregate, total_num_replicas
-
-
 # What TensorFlow did.
 
 
@@ -109,18 +106,15 @@ def fuzzed_interleaving(seed: int) -> None:
     problem.assert_is_replayed_by(log)
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(4))
 def test_random_interleavings_equal_their_replay(block: int) -> None:
-    for seed in range(100 * block, 100 * block + (100 if os.environ.get("GPUOPT_FULL") else 12)):
+    for seed in range(250 * block, 250 * block + (250 if os.environ.get("GPUOPT_FULL") else 30)):
         fuzzed_interleaving(seed)
 
 
 @pytest.mark.parametrize(
     ("aggregate", "total", "policy"),
-    [
-        *[(a, t, policy) for a, t in SIZES for policy in ("tf", "per_step")],
-        (4, 2, "tf"),
-    ],
+    [(2, 3, "tf"), (4, 2, "tf"), (2, 2, "per_step"), (1, 3, "per_step")],
 )
 def test_threads_equal_their_replay(
     aggregate: int, total: int, policy: Any, monkeypatch: pytest.MonkeyPatch
@@ -219,31 +213,10 @@ def test_who_comes_after_the_exception_is_told_too() -> None:
         training.push(0)
 
 
-def test_backup_workers_go_on_without_one_that_failed() -> None:
-    training = Training(2, 3, num_tokens=0)
-    waits = training.in_thread(0)
-    with pytest.raises(KeyError), training.workers[2]:
-        raise KeyError("lost")
-    training.push(1)
-    assert waits.join().error is None
-    assert int(training.step) == 1
-
-
-def test_a_worker_that_comes_back_takes_its_place_again() -> None:
-    training = Training(2, 2, num_tokens=0)
-    with pytest.raises(KeyError), training.workers[1]:
-        raise KeyError("lost")
-    training.workers[1] = training.sync.worker(1)
-    waits = training.in_thread(0)
-    training.push(1)
-    assert waits.join().error is None
-
-
-@pytest.mark.parametrize("policy", ["tf", "per_step"])
-def test_a_worker_that_never_pushes_is_named_in_time(policy: Any) -> None:
+def test_a_worker_that_never_pushes_is_named_in_time() -> None:
     sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2, 2)
     step, w = new_step(), Variable(np.zeros(2, np.float32), name="w")
-    coordinator = sync.start(step, 0, token_policy=policy, timeout_s=SHORT_S)
+    coordinator = sync.start(step, 0, timeout_s=SHORT_S)
     worker = sync.worker(0)
     started = time.monotonic()
     with pytest.raises(
@@ -267,14 +240,6 @@ def test_a_thread_that_died_silently_is_named_in_time() -> None:
         sync.worker(0).apply_gradients([(np.ones(2, np.float32), w)], step)
 
 
-def test_a_gradient_outlives_its_workers_patience() -> None:
-    training = Training(2, 2, num_tokens=0, timeout_s=SHORT_S)
-    with pytest.raises(DeadlineExceededError, match="worker 1 has not pushed again"):
-        training.push(0, 1.0)
-    training.push(1, 3.0)
-    assert training.w.numpy().tolist() == [-2, -2]
-
-
 def test_a_slow_update_does_not_hold_up_anothers_deadline() -> None:
     optimizer = SlowDescent()
     training = Training(1, 2, num_tokens=0, optimizer=optimizer, timeout_s=SHORT_S)
@@ -287,20 +252,6 @@ def test_a_slow_update_does_not_hold_up_anothers_deadline() -> None:
     optimizer.may_end.set()
     assert updates.join().error is None
     assert int(training.step) == 1
-
-
-def test_an_update_that_fails_is_an_error_for_all() -> None:
-    optimizer = SlowDescent()
-    optimizer.error = FloatingPointError("not finite")
-    training = Training(2, 2, num_tokens=0, optimizer=optimizer)
-    waits = training.in_thread(0)
-    optimizer.may_end.set()
-    with pytest.raises(FloatingPointError):
-        training.push(1)
-    for error in (waits.join().error, Call(lambda: training.push(0)).join().error):
-        assert isinstance(error, WorkerFailedError)
-        assert error.__cause__ is optimizer.error
-    assert int(training.step) == 0
 
 
 def test_closing_releases_everyone_who_waits_for_a_token() -> None:
@@ -327,17 +278,6 @@ def test_closing_waits_for_the_update_that_goes_on_and_releases_the_rest_at_once
     assert closes.join().error is None
     assert training.w.numpy().tolist() == [-1, -1]
     assert updates.join().error is None
-
-
-def test_closing_gives_up_on_an_update_that_does_not_end() -> None:
-    optimizer = SlowDescent()
-    training = Training(1, 1, num_tokens=0, optimizer=optimizer, timeout_s=SHORT_S)
-    updates = Call(lambda: training.push(0))
-    assert optimizer.begun.wait(LONG_S)
-    closes = Call(training.coordinator.close).join()
-    assert SHORT_S <= closes.seconds < SHORT_S + SLACK_S
-    optimizer.may_end.set()
-    updates.join()
 
 
 def test_who_waits_when_the_others_have_finished_is_told() -> None:
@@ -636,8 +576,7 @@ def test_what_a_worker_saves_can_be_restored_when_the_workers_are_gone(tmp_path:
     assert int(step) < 3
 
 
-@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
-@pytest.mark.parametrize("policy", ["propagate", "skip"])
+@pytest.mark.parametrize(("policy", "is_sparse"), [("propagate", True), ("skip", False)])
 def test_the_mean_of_the_workers_gradients_is_clipped(policy: Any, is_sparse: bool) -> None:
     w, step = Variable(np.zeros((2, 1), np.float32), name="w"), new_step()
     optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_norm=1.0, on_nonfinite=policy)

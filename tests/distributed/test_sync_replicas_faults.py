@@ -1,7 +1,6 @@
 """No step that is skipped, worker that fails or deadline that passes leaves anybody stuck.
 
-Most tests run under both token policies, with and without a backup worker. What they expect is the
-table in docs/guides/workers_and_towers.md.
+What they expect is the table in docs/guides/workers_and_towers.md.
 """
 
 from __future__ import annotations
@@ -30,7 +29,15 @@ from gpuopt.distributed import SyncReplicasWorker
 NAN = float("nan")
 
 policies = pytest.mark.parametrize("policy", ["tf", "per_step"])
-backups = pytest.mark.parametrize("backups", [0, 1])
+# Random interleavings of test_sync_replicas.py mix policies, numbers of workers and skipped steps.
+settings = pytest.mark.parametrize(("policy", "backups"), [("tf", 1), ("per_step", 0)])
+all_settings = pytest.mark.parametrize(
+    ("policy", "backups"), [("tf", 0), ("tf", 1), ("per_step", 0), ("per_step", 1)]
+)
+settings_and_skips = pytest.mark.parametrize(
+    ("policy", "backups", "skips"),
+    [("tf", 0, True), ("tf", 1, True), ("per_step", 0, True), ("per_step", 1, False)],
+)
 
 
 def start(
@@ -75,8 +82,7 @@ class Waiting(gpuopt.GradientDescentOptimizer):
 # Skipped
 
 
-@policies
-@backups
+@settings
 def test_a_skipped_step_is_gathered_for_again(policy: Any, backups: int) -> None:
     training = start(policy, backups)
     for _ in range(2):
@@ -105,9 +111,9 @@ class CountsSkips(gpuopt.GradientDescentOptimizer):
         self.skips += int(global_step) == before
 
 
-@policies
-@backups
-@pytest.mark.parametrize("num_tokens", [0, -1])
+@pytest.mark.parametrize(
+    ("policy", "backups", "num_tokens"), [("tf", 0, -1), ("tf", 1, 0), ("per_step", 1, -1)]
+)
 def test_a_run_goes_on_after_skipped_steps(policy: Any, backups: int, num_tokens: int) -> None:
     step, w = new_step(), Variable(np.zeros(2, np.float32), name="w")
     optimizer = CountsSkips(1.0, on_nonfinite="skip")
@@ -191,8 +197,7 @@ class Forgetful(gpuopt.GradientDescentOptimizer):
         super().apply_gradients(grads_and_vars)
 
 
-@policies
-@backups
+@settings
 def test_a_global_step_that_stays_does_not_end_the_run(policy: Any, backups: int) -> None:
     training = start(policy, backups, Forgetful(1.0))
     for _ in range(4):
@@ -203,9 +208,9 @@ def test_a_global_step_that_stays_does_not_end_the_run(policy: Any, backups: int
     assert training.w.numpy().tolist() == [-4, -4]
 
 
-@policies
-@backups
-@pytest.mark.parametrize("target", [0, 1000], ids=["back", "forward"])
+@pytest.mark.parametrize(
+    ("policy", "backups", "target"), [("tf", 0, 0), ("tf", 1, 1000), ("per_step", 1, 0)]
+)
 def test_a_global_step_that_is_set_does_not_end_the_run(
     policy: Any, backups: int, target: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,8 +249,7 @@ def test_gradients_from_before_the_step_was_set_forward_are_dropped(policy: Any)
     assert training.workers[2].local_step == 1001
 
 
-@policies
-@backups
+@settings
 def test_a_global_step_that_overflows_does_not_end_the_run(policy: Any, backups: int) -> None:
     step, w = Variable(np.int8(126), trainable=False), Variable([0.0], name="w")
     sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2, 2 + backups)
@@ -306,9 +310,7 @@ def test_a_worker_that_exits_has_failed_if_there_is_a_status(status: Any) -> Non
 # A worker that fails
 
 
-@policies
-@backups
-@pytest.mark.parametrize("skips", [False, True])
+@settings_and_skips
 def test_a_worker_fails(policy: Any, backups: int, skips: bool) -> None:
     training = start(policy, backups)
     if skips:
@@ -331,8 +333,7 @@ def test_a_worker_fails(policy: Any, backups: int, skips: bool) -> None:
         assert training.w.numpy().tolist() == [-2, -2]
 
 
-@policies
-@backups
+@settings
 def test_a_worker_fails_while_a_step_is_skipped(policy: Any, backups: int) -> None:
     optimizer = Waiting()
     training = start(policy, backups, optimizer)
@@ -373,9 +374,7 @@ def test_an_update_fails_by_an_error_without_a_text() -> None:
     assert "failed while it updated the variables: <repr() of Unwritable raised Val" in str(error)
 
 
-@policies
-@backups
-@pytest.mark.parametrize("skips", [False, True])
+@settings_and_skips
 def test_an_update_fails(policy: Any, backups: int, skips: bool) -> None:
     class Failing(gpuopt.GradientDescentOptimizer):
         def _prepare(self) -> None:
@@ -400,14 +399,13 @@ def test_an_update_fails(policy: Any, backups: int, skips: bool) -> None:
     assert num_accumulated(training) == 0
 
 
-@backups
-def test_run_raises_what_the_update_raised(backups: int) -> None:
+def test_run_raises_what_the_update_raised() -> None:
     step, w = Variable(0, trainable=False), Variable([0.0], name="w")
 
     def rate() -> float:
         raise ZeroDivisionError("no rate")
 
-    sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(rate), 2, 2 + backups)
+    sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(rate), 2, 3)
 
     def train(worker: SyncReplicasWorker) -> None:
         worker.apply_gradients([(np.float32([1]), w)], step)
@@ -435,9 +433,7 @@ def test_gradients_that_cannot_be_added_up_are_an_error_for_all(
 # A deadline that passes
 
 
-@policies
-@backups
-@pytest.mark.parametrize("skips", [False, True])
+@settings_and_skips
 def test_a_deadline_passes(policy: Any, backups: int, skips: bool) -> None:
     training = start(policy, backups, aggregate=3, timeout_s=SHORT_S)
     if skips:
@@ -456,8 +452,7 @@ def test_a_deadline_passes(policy: Any, backups: int, skips: bool) -> None:
     assert training.w.numpy().tolist() == [-5, -5]
 
 
-@policies
-@backups
+@settings
 def test_a_deadline_passes_while_a_step_is_skipped(policy: Any, backups: int) -> None:
     optimizer = Waiting()
     training = start(policy, backups, optimizer, timeout_s=SHORT_S)
@@ -477,8 +472,7 @@ def test_a_deadline_passes_while_a_step_is_skipped(policy: Any, backups: int) ->
     assert training.w.numpy().tolist() == [-2, -2]
 
 
-@policies
-@backups
+@all_settings
 def test_a_deadline_that_a_worker_does_not_survive(policy: Any, backups: int) -> None:
     training = start(policy, backups, timeout_s=SHORT_S)
     with pytest.raises(DeadlineExceededError), training.workers[0]:
@@ -504,9 +498,7 @@ def test_a_deadline_that_a_worker_does_not_survive(policy: Any, backups: int) ->
 # Everybody leaves
 
 
-@policies
-@backups
-@pytest.mark.parametrize("skips", [False, True])
+@settings_and_skips
 def test_the_last_worker_is_told_that_the_others_have_finished(
     policy: Any, backups: int, skips: bool
 ) -> None:

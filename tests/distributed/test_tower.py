@@ -127,8 +127,7 @@ def test_refuses_and_accepts_what_tensorflow_does(case: dict[str, Any]) -> None:
 # What towers promise.
 
 
-@pytest.mark.parametrize("towers", [1, 2, 3, 6])
-@pytest.mark.parametrize("reduction", [Reduction.SUM, Reduction.MEAN])
+@pytest.mark.parametrize(("towers", "reduction"), [(2, Reduction.SUM), (6, Reduction.MEAN)])
 def test_towers_equal_one_tower_with_the_whole_batch(towers: int, reduction: Reduction) -> None:
     rng = np.random.default_rng(0)
     ids, labels = rng.integers(0, 5, 12), rng.standard_normal(12).astype(np.float32)
@@ -293,20 +292,6 @@ def test_a_failed_tower_updates_nothing_and_leaves_nothing_behind() -> None:
     assert replica_context().strategy is None
     replicate(model(optimizer, w), Reduction.SUM, CPUS)(np.ones((2, 2), np.float32))
     assert w.numpy().tolist() == [-2, -2]
-
-
-@pytest.mark.contract
-@pytest.mark.parametrize("gate", [0, 1, 2])
-@pytest.mark.filterwarnings("ignore:GATE_NONE gives way")
-def test_a_bare_optimizer_is_refused_by_every_gate(gate: int) -> None:
-    w, bare = Variable(np.zeros(2, np.float32)), sgd()
-    with pytest.raises(ValueError, match="Please wrap optimizers with TowerOptimizer"):
-        replicate(
-            lambda: bare.minimize(lambda: w.value().sum(), gate_gradients=gate),
-            Reduction.SUM,
-            CPUS,
-        )()
-    assert w.numpy().tolist() == [0, 0]
 
 
 @pytest.mark.contract

@@ -17,7 +17,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gpu_ranks import GpuRanks
-from naive_communicator import NaiveGroup
 
 from gpuopt.distributed import (
     Communicator,
@@ -48,15 +47,14 @@ def gpu_ranks(size: int, timeout_s: float) -> GpuRanks:
 GROUPS: dict[str, Callable[[int, float], RankGroup]] = {
     "single": lambda size, timeout_s: SingleGroup(),
     "threads": ThreadGroup,
-    "naive": NaiveGroup,
     "nccl": gpu_ranks,
 }
 # Of a group whose size a test chooses.
 MOST_RANKS = 3
 
 # Of several ranks.
-NAMES_OF_KINDS = [JOB_KIND] if JOB_SIZE else ["threads", "naive", "nccl"]
-SIZES = sorted({size for size in (1, 2, 3, 5, JOB_SIZE or 5) if size <= (JOB_SIZE or size)})
+NAMES_OF_KINDS = [JOB_KIND] if JOB_SIZE else ["threads", "nccl"]
+SIZES = sorted({size for size in (2, JOB_SIZE or 5) if size <= (JOB_SIZE or size)})
 KINDS_AND_NUMBERS = [
     *([] if JOB_SIZE else [("single", 1)]),
     *((kind, size) for kind in NAMES_OF_KINDS for size in SIZES),
