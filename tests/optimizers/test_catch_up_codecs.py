@@ -106,7 +106,7 @@ def stored_in(optimizer: Any, table: Variable) -> dict[str, Variable]:
 
 @every_way
 @every_codec
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 def test_a_row_is_rounded_once_when_it_is_named_or_read(
     stored: str, catch_up: Any, every_place: str
 ) -> None:

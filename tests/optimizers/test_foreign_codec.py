@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from every_optimizer import CONFIGURATIONS, make
+from every_optimizer import FIRST_OF_EACH_SHAPE, make
 from float8 import register
 
 import gpuopt
@@ -26,7 +26,7 @@ MADE = {
     "LARS": lambda **more: gpuopt.LARSOptimizer(0.1, **more),
     **{
         each.identifier: lambda each=each, **more: make(each.name, each.arguments, **more)
-        for each in CONFIGURATIONS
+        for each in FIRST_OF_EACH_SHAPE
     },
 }
 WITH_SLOTS = [name for name in MADE if MADE[name]().rule.slots]
