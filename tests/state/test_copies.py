@@ -17,7 +17,6 @@ from spawned import one_process
 
 import gpuopt
 from gpuopt import ParameterGroup, Variable
-from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 
 Model = dict[str, Any]
 
@@ -26,15 +25,13 @@ def pickled(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
 
-OPTIMIZERS = sorted(
-    name
-    for name, value in vars(gpuopt.optimizers).items()
-    if inspect.isclass(value) and issubclass(value, RuleOptimizer)
-)
+# Of other arguments than a rate: a step, functions of it, several rates of decay, and sums.
+OPTIMIZERS = ["AdagradDA", "AddSign", "Adam", "LARS", "ScheduleFreeAdamW", "TorchNAdam"]
 BOTH = pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 
 
 def make(name: str, step: Variable, **more: Any) -> Any:
+    name = f"{name}Optimizer"
     cls = getattr(gpuopt, name)
     if "global_step" in inspect.signature(cls).parameters:
         more["global_step"] = step
@@ -80,7 +77,7 @@ def values(model: Model) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("name", "copied"),
-    [*((name, pickled) for name in OPTIMIZERS), ("AdamOptimizer", copy.deepcopy)],
+    [*((name, pickled) for name in OPTIMIZERS), ("Adam", copy.deepcopy)],
 )
 def test_a_model_copied_with_its_optimizer_continues_to_the_bit(name: str, copied: Any) -> None:
     model = model_of(lambda step: make(name, step))

@@ -332,23 +332,6 @@ def test_a_call_that_is_dropped_for_an_earlier_one_has_no_error_of_its_own(
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise"])
-def test_steps_go_on_after_refused_rows_that_a_step_hears_of(
-    policy: str, every_schedule: str
-) -> None:
-    cupy: Any = pytest.importorskip("cupy")
-    rng = np.random.default_rng(1)
-    model = Model("clip_norm", on_nonfinite=policy)
-    for rows in (np.arange(6), np.arange(6), np.arange(6) + 1):
-        model.make_step(gradients(rng), rows)
-    cupy.cuda.Device(0).synchronize()
-    with pytest.raises(IndexError, match="row 6 is not in"):
-        model.make_step(gradients(rng), None)
-    model.make_step(gradients(rng), None)
-    model.optimizer.check()
-    assert int(model.step) == 3
-
-
-@pytest.mark.parametrize("policy", ["skip", "raise"])
 def test_a_first_step_that_is_not_finite_makes_no_slots(policy: str, every_schedule: str) -> None:
     rng = np.random.default_rng(1)
     model = Model("plain", on_nonfinite=policy)

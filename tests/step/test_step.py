@@ -241,15 +241,6 @@ def test_a_gradient_in_a_sparsely_updated_table_is_read_before(reverse: bool) ->
     assert np.all(w.numpy() == -1)
 
 
-def test_a_sparse_gradient_in_another_table_is_read_before() -> None:
-    table, other = Variable(np.ones((4, 2), np.float32)), zeros(4, 2)
-    rows = np.arange(4)
-    tens = IndexedSlices(np.full((4, 2), 10, np.float32), rows)
-    pairs = [(tens, table), (IndexedSlices(table.storage, rows), other)]
-    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(pairs)
-    assert np.all(other.numpy() == -1)
-
-
 def test_a_sparse_gradient_in_one_of_many_tables_is_read_before() -> None:
     tables = [Variable(np.ones((4, 2), np.float32)) for _ in range(20)]
     rows = np.arange(4)

@@ -1,4 +1,8 @@
-"""Raw arrays as variables: state that is found again by memory, and goes with it."""
+"""Raw arrays as variables.
+
+Whose memory they are on, and what goes with it, is in test_memory_owner.py, and at random in
+test_raw_arrays_properties.py.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:in three steps in a row, all arr
 
 def momentum() -> gpuopt.MomentumOptimizer:
     return gpuopt.MomentumOptimizer(0.1, 0.9)
-
-
-def test_state_of_a_raw_array_is_found_through_any_view_of_the_same_memory() -> None:
-    flat = np.zeros(8, np.float32)
-    optimizer = momentum()
-    for _ in range(3):
-        optimizer.apply_gradients([(np.ones(4, np.float32), flat[:4])])
-    assert len(optimizer.variables()) == 1
-    expected = Variable(np.zeros(4, np.float32))
-    reference = momentum()
-    for _ in range(3):
-        reference.apply_gradients([(np.ones(4, np.float32), expected)])
-    assert np.array_equal(flat[:4], expected.numpy())
-    assert not flat[4:].any()
-    slot = optimizer.get_slot(flat[:4], "momentum")
-    assert slot is optimizer.get_slot(flat.view()[0:4], "momentum")
-    assert optimizer.get_slot(flat[4:], "momentum") is None
-    assert optimizer.get_slot(flat, "momentum") is None
 
 
 def test_many_short_lived_arrays_leave_nothing_behind() -> None:
