@@ -596,7 +596,7 @@ def _write_thinc(files: Sequence[Path]) -> str:
     return _join(
         f"{steps} steps of spaCy's text classifier of width 64 take "
         f"{ratios['spacy_train_64_total']} times as long\nwith `gpuopt.Adam.v1` as with "
-        "`Adam.v1`, and what they spend in the optimizer\n"
+        "`Adam.v1`, and their time in the optimizer is\n"
         f"{ratios['spacy_train_64_optimizer']} times; with `use_averages = true`, "
         f"{ratios['spacy_train_64_averages_total']} and "
         f"{ratios['spacy_train_64_averages_optimizer']} times.",

@@ -76,8 +76,8 @@ FAMILIES = (
     ),
     Family(
         "Where is Adam's epsilon?",
-        "With an epsilon of 1e-8, these are alike until gradients are as small. Here it is 0.1: "
-        "what was tuned for one form does not suit another.",
+        "With an epsilon of 1e-8, these forms differ only where gradients are as small. Here it is "
+        "0.1: a value tuned for one form does not suit another.",
         (
             Form(
                 "added to the root of the corrected `v`",
@@ -131,8 +131,8 @@ FAMILIES = (
     ),
     Family(
         "Which NAdam?",
-        "All look ahead along `m`, by Dozat's `mu` or by `beta1`, and correct the bias of what is "
-        "ahead in their own ways.",
+        "All look ahead along `m`, by Dozat's `mu` or by `beta1`. They correct the bias of `m` and "
+        "of the gradient in different ways.",
         (
             Form(
                 "`mu` follows Dozat's schedule, slowly",
