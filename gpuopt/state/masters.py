@@ -18,6 +18,7 @@ from gpuopt.backends import backend_for, refuse_masked
 from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.interrupts import interrupts_put_off
 from gpuopt.locks import Lock
+from gpuopt.rules.rounded import BFLOAT16
 from gpuopt.rules.split import joined, split
 from gpuopt.state.slot_codecs import Masters, has_master
 from gpuopt.variables.gate import writing
@@ -42,8 +43,9 @@ _PIECE = 1 << 22
 class MasterPair:
     """A 16-bit variable and its float32 master copy, which stay equal.
 
-    Where the variable is assigned what its master copy rounds to, the copy keeps its digits. So it
-    does not matter which of the two is restored first. The identities of both hold this.
+    Where the variable is assigned what its master copy rounds to, or a tie rounds up to, the copy
+    keeps its digits. So it does not matter which of the two is restored first. The identities of
+    both hold this.
 
     Attributes:
         name: The variable's.
@@ -388,8 +390,12 @@ def _update_variable(variable: Any, master: Any) -> None:
 
 
 def _update_master(variable: Any, master: Any) -> None:
-    is_same = master.astype(variable.dtype).view(_BITS) == variable.view(_BITS)
+    bits = variable.view(_BITS)
+    is_same = master.astype(variable.dtype).view(_BITS) == bits
+    if variable.dtype == BFLOAT16:  # a state saved with masters="remainder" rounds ties up
+        is_same |= split(master)[0].view(_BITS) == bits
     master[...] = np.where(is_same, master, variable.astype(master.dtype))
+    _update_variable(variable, master)
 
 
 def _split(variable: Any, remainder: Any, master: Any) -> None:

@@ -564,6 +564,27 @@ def test_a_run_goes_on_with_masters_or_without(
         assert master_of(restored, other) is None
 
 
+@pytest.mark.parametrize("by_saver", [False, True], ids=["state_dict", "Saver"])
+@pytest.mark.parametrize("kinds", [("remainder", "float32"), ("float32", "remainder")], ids=str)
+def test_ties_keep_their_digits_in_a_run_with_the_other_masters(
+    kinds: tuple[Any, Any], by_saver: bool, tmp_path: Path, xp: Any
+) -> None:
+    old, new = map(adam_with_masters, kinds)
+    w, other = (variable_on(xp, np.zeros(4, BFLOAT16), name="w") for _ in range(2))
+    one_step_on(xp, w, old)
+    # Between two numbers of 16 bits: one kind rounds them up, the other to the even one.
+    ties = np.float32([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 2.0**-120 * (1 + 2**-8)])
+    master_of(old, w).assign(ties)
+    if by_saver:
+        path = gpuopt.Saver({"w": w}, optimizers=[old]).save(str(tmp_path / "model"))
+        gpuopt.Saver({"w": other}, optimizers=[new]).restore(path)
+    else:
+        new.load_state_dict(old.state_dict({"w": w}), {"w": other})
+        other.assign(w.numpy())
+    np.testing.assert_array_equal(master_of(new, other).numpy(), ties)
+    check_rounded(new, other)
+
+
 def test_a_float32_run_takes_the_slots_of_one_with_masters() -> None:
     w, optimizer = Variable(normal(0, (30,), np.float16), name="w"), adam_with_masters()
     run(w, optimizer, 0)
