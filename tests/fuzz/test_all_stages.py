@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
-import time
+from collections.abc import Iterable
 
 import driver
 import pytest
 from fuzzing import all_stages
-from fuzzing.settings import NUMBERS, PART_S, long_run, run_for_a_while, seeds
+from fuzzing.settings import NUMBERS, long_run, on_late_streams, run_for_a_while, seeds
 from gpu_streams import new_stream
 
-POLICIES = ("newest", "random", "oldest")
 
-
-@pytest.mark.parametrize("seed", seeds(24))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_stages_do_together_what_a_model_does(seed: int) -> None:
     all_stages.run(seed, NUMBERS)
 
@@ -38,10 +35,9 @@ def test_stages_on_emulated_gpus_do_what_a_model_does_in_many_programs(part: int
     run_for_a_while(lambda seed, _: all_stages.run(seed, NUMBERS[:20], "gpu:0"))
 
 
-def run_on_streams(seed: int) -> None:
-    with driver.schedule(POLICIES[seed % len(POLICIES)], seed):
-        all_stages.run(seed, NUMBERS[:20], "gpu:0", [new_stream() for _ in range(2)])
-        assert driver.take_reports() == [], f"the program of seed {seed}"
+@on_late_streams
+def run_on_streams(seed: int, numbers: Iterable[int]) -> None:
+    all_stages.run(seed, numbers, "gpu:0", [new_stream() for _ in range(2)])
 
 
 _needs_driver = pytest.mark.skipif(
@@ -53,16 +49,11 @@ _needs_driver = pytest.mark.skipif(
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", seeds(4))
 def test_stages_on_streams_do_what_a_model_does(seed: int) -> None:
-    run_on_streams(seed)
+    run_on_streams(seed, NUMBERS[:20])
 
 
 @_needs_driver
 @pytest.mark.gpu
 @long_run
 def test_stages_on_streams_do_what_a_model_does_in_many_programs(part: int) -> None:
-    seed = secrets.randbits(40)
-    print(f"seeds from {seed}")
-    end = time.monotonic() + PART_S
-    while time.monotonic() < end:
-        run_on_streams(seed)
-        seed += 1
+    run_for_a_while(lambda seed, _: run_on_streams(seed, NUMBERS[:20]))

@@ -1,7 +1,7 @@
 """A table whose rows catch up shows every reader the rows of a table that made all steps.
 
-tests/fuzz/test_rows_that_catch_up.py and tests/fuzz/test_all_stages.py draw steps of all kinds,
-with other optimizers, hyperparameters that change, averages, and restores into other forms.
+tests/fuzz/test_all_stages.py draws steps of all kinds, with other optimizers, hyperparameters that
+change, averages, and restores into other forms.
 """
 
 from __future__ import annotations

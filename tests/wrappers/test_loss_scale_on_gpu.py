@@ -1,7 +1,7 @@
 """A GPU decides whether a step with a scaled loss is made, and the host waits for nothing.
 
-tests/fuzz/test_promises.py compares random programs of such steps with an oracle on the host: with
-rows that are refused, hyperparameters that change, reads, failures, and on several GPUs.
+tests/fuzz/test_programs_on_streams.py compares random programs of such steps with an oracle on the
+host: with rows that are refused, hyperparameters that change, reads, failures, and on several GPUs.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fuzzing import losses, planted, saves, spoiled, states, steps, threads
+from fuzzing import saves, spoiled, states, steps, threads
 from fuzzing.saves import Files
+from fuzzing.settings import how_to_repeat
 from fuzzing.world import World, working_folder
 from gpuopt import backends
 from gpuopt.backends.cpu.backend import CpuBackend
@@ -51,13 +52,6 @@ OPERATIONS: list[tuple[float, Callable[..., str]]] = [
 # So many operations are followed by one that has arrays of its own.
 BESIDE_PROBABILITY = 0.13
 BESIDE: list[Callable[[World, Files], str]] = [
-    planted.unreadable_name,
-    planted.save_beside_planted_files,
-    planted.damaged_library,
-    losses.gates,
-    losses.written_in_a_loss,
-    losses.reduction_with_where,
-    losses.logsumexp_is_autograds,
     states.restored_by_order,
     states.state_of_torch,
     states.unknown_owner,
@@ -70,9 +64,6 @@ BESIDE: list[Callable[[World, Files], str]] = [
 ON_THE_HOST = {
     threads.fork,
     saves.two_savers_at_one_time,
-    planted.damaged_library,
-    losses.reduction_with_where,
-    losses.logsumexp_is_autograds,
     states.unknown_owner,
 }
 
@@ -153,20 +144,7 @@ def run(seed: int, numbers: Iterable[int], devices: Sequence[str]) -> None:
             for saver in program.files.savers:
                 if saver.pending is not None:
                     saver.pending[0].exception(60)
-            error.add_note(_how_to_repeat(program))
+            lines = zip(program.numbers, program.log, strict=True)
+            log = [f"{number}: {text}" for number, text in lines]
+            error.add_note(how_to_repeat("test_programs.py", seed, program.numbers, log))
             raise
-
-
-def _how_to_repeat(program: Program) -> str:
-    lines = [f"{n}: {text}" for n, text in zip(program.numbers, program.log, strict=True)]
-    only = ",".join(map(str, program.numbers))
-    name = "gpus" if len(program.world.devices) > 1 else "host"
-    file = f"tests/fuzz/test_programs_on_{name}.py"
-    return "\n".join(
-        [
-            "The program so far:",
-            *lines,
-            "To repeat it, or fewer of its operations:",
-            f'GPUOPT_FUZZ_SEED={program.seed} GPUOPT_FUZZ_ONLY={only} make test ARGS="{file}"',
-        ]
-    )

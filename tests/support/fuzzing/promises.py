@@ -7,7 +7,7 @@ GPUs find late drop the calls since; some calls fail in their middle.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
@@ -330,10 +330,11 @@ def failing(place: str, is_after: bool, num_calls: int) -> Any:
         yield
 
 
-def run(seed: int, num_gpus: int) -> None:
+def run(seed: int, numbers: Iterable[int], num_gpus: int) -> None:
+    """Runs a program of so many operations: each goes on with the random numbers."""
     program = Program(seed, num_gpus)
     try:
-        for _ in range(OPERATIONS):
+        for _ in numbers:
             program.operate()
         program.settle()
         program.compare()

@@ -6,17 +6,21 @@ GPUOPT_FUZZ_SECONDS: programs by new seeds for so long; GPUOPT_FULL=1 is as 120.
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
 
+import driver
 import pytest
 
 HOST = ("cpu",)
 GPUS = ("cpu", "gpu:0", "gpu:1")
 # A long run is made of tests of so many seconds: several processes share them.
 PART_S = 30.0
+# In which order streams go on.
+POLICIES = ("newest", "random", "oldest", "random", "immediate")
 OPERATIONS = 40
 
 _seed = os.environ.get("GPUOPT_FUZZ_SEED")
@@ -46,6 +50,29 @@ def run_for_a_while(run: Callable[[int, Iterable[int]], None]) -> None:
     while time.monotonic() < end:
         run(seed, range(10 + seed * 37 % 190))
         seed += 1
+
+
+def on_late_streams(
+    run: Callable[[int, Iterable[int]], None],
+) -> Callable[[int, Iterable[int]], None]:
+    """Returns a function that runs programs in an order of the stub driver's streams."""
+
+    def run_late(seed: int, numbers: Iterable[int]) -> None:
+        gc.collect()  # names of the last program's variables
+        with driver.schedule(POLICIES[seed % len(POLICIES)], seed):
+            run(seed, numbers)
+            assert driver.take_reports() == [], f"the program of seed {seed}"
+
+    return run_late
+
+
+def how_to_repeat(file: str, seed: int, numbers: Iterable[int], log: Iterable[str]) -> str:
+    """Returns the note of a program that has failed."""
+    only = ",".join(map(str, numbers))
+    command = f'GPUOPT_FUZZ_SEED={seed} GPUOPT_FUZZ_ONLY={only} make test ARGS="tests/fuzz/{file}"'
+    return "\n".join(
+        ["The program so far:", *log, "To repeat it, or fewer of its operations:", command]
+    )
 
 
 _nobody_asks = pytest.mark.skip(reason="GPUOPT_FULL or GPUOPT_FUZZ_SECONDS asks for a long run")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +17,22 @@ import numpy as np
 from fuzzing.model import Rows
 from fuzzing.noise_model import noise
 
-BETA1, BETA2, EPSILON, MOMENTUM = 0.875, 1 - 2**-6, 2.0**-8, 0.5
-DECAY, AVERAGE_DECAY, TORCHS_EPSILON = 2.0**-5, 0.75, 1e-6
+MOMENTUM, DECAY, AVERAGE_DECAY, TORCHS_EPSILON = 0.5, 2.0**-5, 0.75, 1e-6
 MEAN_DECAY = 0.625
 EETA = 0.25
 
 Gradient = Any  # an array, or Rows
+
+
+class Settings(NamedTuple):
+    """Numbers of a rule, which are exact in float32."""
+
+    beta1: float = 0.875
+    beta2: float = 1 - 2**-6
+    epsilon: float = 2.0**-8
+
+
+USUAL = Settings()
 
 
 class Kind(NamedTuple):
@@ -29,7 +40,7 @@ class Kind(NamedTuple):
 
     Attributes:
         slots: What each slot starts with.
-        rule: Updates an array in place: (w, g, slots, rate, step size of Adam).
+        rule: Updates an array in place: (w, g, slots, rate, step size of Adam, settings).
         moves_all_rows: Whether a sparse gradient updates rows that it does not name.
         decay: What a step takes of the array before: a part of it, by the rate.
         rule_of_rows: Updates rows of a sparse gradient, if it is another one.
@@ -42,44 +53,44 @@ class Kind(NamedTuple):
     rule_of_rows: Callable[..., None] | None = None
 
 
-def _gradient_descent(w: Any, g: Any, slots: Any, rate: float, size: float) -> None:
+def _gradient_descent(w: Any, g: Any, slots: Any, rate: float, size: float, at: Settings) -> None:
     w -= rate * g
 
 
-def _momentum(w: Any, g: Any, slots: Any, rate: float, size: float) -> None:
+def _momentum(w: Any, g: Any, slots: Any, rate: float, size: float, at: Settings) -> None:
     slots["momentum"][...] = MOMENTUM * slots["momentum"] + g
     w -= rate * slots["momentum"]
 
 
-def _adagrad(w: Any, g: Any, slots: Any, rate: float, size: float) -> None:
+def _adagrad(w: Any, g: Any, slots: Any, rate: float, size: float, at: Settings) -> None:
     slots["accumulator"] += g * g
     w -= rate * g / np.sqrt(slots["accumulator"])
 
 
-def _rms_prop(w: Any, g: Any, slots: Any, rate: float, size: float) -> None:
-    slots["rms"] += (1 - BETA1) * (g * g - slots["rms"])
+def _rms_prop(w: Any, g: Any, slots: Any, rate: float, size: float, at: Settings) -> None:
+    slots["rms"] += (1 - at.beta1) * (g * g - slots["rms"])
     slots["momentum"][...] = MOMENTUM * slots["momentum"] + rate * g / np.sqrt(
-        slots["rms"] + EPSILON
+        slots["rms"] + at.epsilon
     )
     w -= slots["momentum"]
 
 
-def _adam(w: Any, g: Any, slots: Any, rate: float, size: float) -> None:
-    slots["m"] += (1 - BETA1) * (g - slots["m"])
-    slots["v"] += (1 - BETA2) * (g * g - slots["v"])
-    w -= size * slots["m"] / (np.sqrt(slots["v"]) + EPSILON)
+def _adam(w: Any, g: Any, slots: Any, rate: float, size: float, at: Settings) -> None:
+    slots["m"] += (1 - at.beta1) * (g - slots["m"])
+    slots["v"] += (1 - at.beta2) * (g * g - slots["v"])
+    w -= size * slots["m"] / (np.sqrt(slots["v"]) + at.epsilon)
 
 
-def _lion(w: Any, g: Any, slots: Any, rate: float, size: float) -> None:
-    w -= rate * np.sign(BETA1 * slots["m"] + (1 - BETA1) * g)
-    slots["m"] += (1 - BETA2) * (g - slots["m"])
+def _lion(w: Any, g: Any, slots: Any, rate: float, size: float, at: Settings) -> None:
+    w -= rate * np.sign(at.beta1 * slots["m"] + (1 - at.beta1) * g)
+    slots["m"] += (1 - at.beta2) * (g - slots["m"])
 
 
-def _lars(w: Any, g: Any, slots: Any, rate: float, size: float) -> None:
+def _lars(w: Any, g: Any, slots: Any, rate: float, size: float, at: Settings) -> None:
     norm, of_gradient = np.sqrt(np.sum(w * w)), np.sqrt(np.sum(g * g))
     if norm > 0 and of_gradient > 0:
-        rate = rate * EETA * norm / (of_gradient + DECAY * norm + EPSILON)
-    _momentum(w, rate * (g + DECAY * w), slots, 1.0, size)
+        rate = rate * EETA * norm / (of_gradient + DECAY * norm + at.epsilon)
+    _momentum(w, rate * (g + DECAY * w), slots, 1.0, size, at)
 
 
 _MOMENTS = {"m": 0.0, "v": 0.0}
@@ -141,6 +152,7 @@ class Model:
         slots: Of the arrays that had a gradient.
         averages: Of the arrays that were updated, if they are followed.
         pending: The gradients that are accumulated: one mapping for each call.
+        settings: Of the rule.
         powers: Those of beta, as float32.
         count: Of updates.
         noise: Of the options that add noise to gradients, the one that is given.
@@ -151,7 +163,12 @@ class Model:
     """
 
     def __init__(
-        self, kind: str, values: Mapping[str, np.ndarray], *, smooths: bool = False
+        self,
+        kind: str,
+        values: Mapping[str, np.ndarray],
+        settings: Settings = USUAL,
+        *,
+        smooths: bool = False,
     ) -> None:
         own = KINDS[kind]
         self.kind = own._replace(slots={**own.slots, "mean": 0.0}) if smooths else own
@@ -160,7 +177,8 @@ class Model:
         self.slots: dict[str, dict[str, np.ndarray]] = {}
         self.averages: dict[str, np.ndarray] = {}
         self.pending: list[dict[str, Gradient]] = []
-        self.powers = [np.float32(BETA1), np.float32(BETA2)]
+        self.settings = settings
+        self.powers = [np.float32(each) for each in settings[:2]]
         self.count, self.norm = 0, 0.0
         self.largest: dict[str, float] = {}
         self.scaling: Scaling | None = None
@@ -190,6 +208,7 @@ class Model:
         rates: Mapping[str, float],
         clips: Mapping[str, tuple[int, Clip]],
         follows: str | None,
+        epsilons: Mapping[str, float] = MappingProxyType({}),
         *,
         may_skip: bool,
         makes_slots: bool,
@@ -201,6 +220,7 @@ class Model:
             rates: The learning rates.
             clips: Each array's clipping, with the number of those that are clipped together.
             follows: "inside" and "after" for averages that begin after and before the first step.
+            epsilons: Of arrays with their own.
             may_skip: Whether a gradient that is not finite leaves the update out.
             makes_slots: Whether also an update that is left out makes slots.
 
@@ -240,18 +260,22 @@ class Model:
             clipped = clipped + self._noise_of("gradient_noise", label, gradient)
             self._note_largest(label)
             self._note_cancelled(label, summed[label], clipped)
-            self._update(label, clipped, getattr(gradient, "indices", None), rates[label])
+            at = self.settings._replace(epsilon=epsilons.get(label, self.settings.epsilon))
+            self._update(label, clipped, getattr(gradient, "indices", None), rates[label], at)
         for label in gradients if follows else ():
             value = self.values[label]
             average = self.averages.setdefault(label, value.copy())
             average -= (1 - AVERAGE_DECAY) * (average - value)
         self.powers = [
-            np.float32(p * np.float32(b)) for p, b in zip(self.powers, (BETA1, BETA2), strict=True)
+            np.float32(p * np.float32(b))
+            for p, b in zip(self.powers, self.settings[:2], strict=True)
         ]
         self.count += 1
         return True
 
-    def _update(self, label: str, gradient: np.ndarray, rows: Any, rate: float) -> None:
+    def _update(
+        self, label: str, gradient: np.ndarray, rows: Any, rate: float, at: Settings
+    ) -> None:
         power1, power2 = (float(power) for power in self.powers)
         size = rate * np.sqrt(1 - power2) / (1 - power1)
         w, slots = self.values[label], self.slots[label]
@@ -261,7 +285,7 @@ class Model:
         parts = {name: slot[touched] for name, slot in slots.items()}
         part = w[touched]
         rule = self.kind.rule if rows is None else self.kind.rule_of_rows or self.kind.rule
-        rule(part, gradient[touched], parts, rate, size)
+        rule(part, gradient[touched], parts, rate, size, at)
         w[touched] = part
         for name, slot in slots.items():
             slot[touched] = parts[name]
