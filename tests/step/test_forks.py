@@ -13,18 +13,7 @@ import pytest
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
 
-# At random moments, a usual run forks a dozen times.
-LONG = {"at_every_moment"}
-in_full = pytest.mark.skipif(not os.environ.get("GPUOPT_FULL"), reason="make test-full runs it")
-
-
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        pytest.param(each, marks=in_full) if each in LONG else each
-        for each in forked_children.SCENARIOS
-    ],
-)
+@pytest.mark.parametrize("scenario", forked_children.SCENARIOS)
 def test_a_forked_child_works_or_fails_at_once(scenario: str, tmp_path: Path) -> None:
     if scenario == "in_a_compile" and not forked_children.has_compiler():
         pytest.skip("g++ is not installed")

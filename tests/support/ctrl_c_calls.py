@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from interrupt_at import AtRandomMoments
 
 import gpuopt
 from gpuopt.interrupts import SMALL_WRITE
@@ -30,8 +31,6 @@ from gpuopt.interrupts import SMALL_WRITE
 LARGE, SMALL = SMALL_WRITE + 20_000, 24
 # Of the reference: training goes back to its first steps when it comes to the last.
 MOST_STEPS = 60
-# How long a call takes is found by one that is not interrupted.
-_MEASURED_EVERY = 10
 
 
 class Training:
@@ -86,52 +85,28 @@ class Training:
         return self.look() == self.expected[int(self.step)]
 
 
-class CtrlC:
-    """Sends SIGINT to this process after a time, at moments of a call of equal chances."""
+class CtrlC(AtRandomMoments):
+    """Sends SIGINT to this process."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._longest_s: dict[str, float] = {}
-        self._num_calls = Counter[str]()
-        self.came = self._is_wanted = False
-        signal.signal(signal.SIGALRM, self._press)
+        super().__init__(seed, KeyboardInterrupt)
         # What a callback of a weak reference raises, Python loses.
         self._is_lost = False
         sys.unraisablehook = self._note_lost
         # A shell's background has none.
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def _press(self, *_: Any) -> None:
-        if self._is_wanted:
-            self.came = True
-            signal.raise_signal(signal.SIGINT)
+    def interrupt(self) -> None:
+        signal.raise_signal(signal.SIGINT)
 
     def _note_lost(self, unraisable: Any) -> None:
         self._is_lost = True
 
     def during(self, name: str, call: Callable[[], Any]) -> bool:
-        """Makes a call; whether the signal came before its end."""
-        number = self._num_calls[name]
-        self._num_calls[name] += 1
-        if number % _MEASURED_EVERY == 0:
-            began = time.perf_counter()
-            call()
-            self._longest_s[name] = time.perf_counter() - began
-            return False
-        self.came, self._is_wanted, self._is_lost = False, True, False
-        try:
-            try:
-                signal.setitimer(
-                    signal.ITIMER_REAL, self._random.uniform(1e-6, 1.1 * self._longest_s[name])
-                )
-                call()
-            finally:
-                self._is_wanted = False
-                signal.setitimer(signal.ITIMER_REAL, 0)
-        except KeyboardInterrupt:
-            return True
-        assert not self.came or self._is_lost, "the interrupt was lost"
-        return False
+        self._is_lost = False
+        was_interrupted = super().during(name, call)
+        assert was_interrupted or not self.came or self._is_lost, "the interrupt was lost"
+        return was_interrupted
 
 
 def run(folder: Path, device: str, number: int, seed: int) -> dict[str, Counter[str]]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import random
+import signal
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -93,3 +97,54 @@ class HandleAt:
     def is_over(self) -> bool:
         """Whether the moment did not come."""
         return self._interrupt.left > 0
+
+
+class AtRandomMoments:
+    """Raises in the main thread by a timer's signal, at moments of calls of equal chances.
+
+    Attributes:
+        came: Whether the signal came in the last call.
+        last: The last error, as an interactive Python keeps it, with all that its frames refer to.
+    """
+
+    # How long a call takes is found by one that is not interrupted.
+    MEASURED_EVERY = 10
+
+    def __init__(self, seed: int, kind: type[BaseException] = Interrupt) -> None:
+        self._random, self._kind = random.Random(seed), kind
+        self._longest_s: dict[str, float] = {}
+        self._num_calls = Counter[str]()
+        self.came = self._is_wanted = False
+        self.last: BaseException | None = None
+        signal.signal(signal.SIGALRM, self._handle)
+
+    def interrupt(self) -> None:
+        raise self._kind
+
+    def _handle(self, *_: Any) -> None:
+        if self._is_wanted:
+            self._is_wanted, self.came = False, True
+            self.interrupt()
+
+    def during(self, name: str, call: Callable[[], Any]) -> bool:
+        """Makes a call; whether it was interrupted."""
+        number, self.came = self._num_calls[name], False
+        self._num_calls[name] += 1
+        if number % self.MEASURED_EVERY == 0:
+            began = time.perf_counter()
+            call()
+            self._longest_s[name] = time.perf_counter() - began
+            return False
+        self._is_wanted = True
+        try:
+            try:
+                delay = self._random.uniform(1e-6, 1.1 * self._longest_s[name])
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                call()
+            finally:
+                self._is_wanted = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except self._kind as error:
+            self.last = error
+            return True
+        return False

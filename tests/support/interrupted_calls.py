@@ -10,16 +10,14 @@ import gc
 import logging
 import os
 import random
-import signal
 import sys
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from interrupt_at import AtRandomMoments
 
 import gpuopt
 from gpuopt.step import request
@@ -32,55 +30,6 @@ RATE, MOMENTUM = 0.5, 0.5
 # Nothing here takes so long.
 DEADLINE_S = 30
 CHECKED_EVERY = 20
-# How long a call takes is found by one that is not interrupted.
-MEASURED_EVERY = 10
-
-
-class Interrupt(BaseException):
-    pass
-
-
-class Interrupts:
-    """Raises `Interrupt` in the main thread, once for each call of `interrupted`."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._is_wanted = False
-        self._longest_s: dict[str, float] = {}
-        self._num_calls = Counter[str]()
-        # As an interactive Python keeps it, with all that its frames refer to.
-        self.last: Interrupt | None = None
-        signal.signal(signal.SIGALRM, self._handle)
-
-    def _handle(self, *_: Any) -> None:
-        if self._is_wanted:
-            self._is_wanted = False
-            raise Interrupt
-
-    def interrupted(self, name: str, call: Callable[[], Any]) -> bool:
-        """Makes a call, and says whether it was interrupted, at a moment of equal chances."""
-        number = self._num_calls[name]
-        self._num_calls[name] += 1
-        if number % MEASURED_EVERY == 0:
-            began = time.perf_counter()
-            call()
-            self._longest_s[name] = time.perf_counter() - began
-            return False
-        try:
-            try:
-                self._is_wanted = True
-                delay = self._random.uniform(1e-6, 1.1 * self._longest_s[name])
-                signal.setitimer(signal.ITIMER_REAL, delay)
-                call()
-            finally:
-                self._is_wanted = False
-        except Interrupt as interrupt:
-            self.last = interrupt
-            return True
-        finally:
-            self._is_wanted = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        return False
 
 
 class Trial:
@@ -288,13 +237,13 @@ def run(folder: Path, number: int, seed: int) -> None:
     trial = Trial(folder, seed)
     trial.check_everywhere()
     how_numpy_warns, threads = np.geterr(), num_threads()
-    interrupts = Interrupts(seed)
+    interrupts = AtRandomMoments(seed)
     choices = random.Random(seed)
     counts = dict.fromkeys(trial.calls, 0)
     while left := [name for name, count in counts.items() if count < number]:
         name = choices.choice(left)
         faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
-        counts[name] += interrupts.interrupted(name, trial.calls[name])
+        counts[name] += interrupts.during(name, trial.calls[name])
         trial.settle()
         faulthandler.cancel_dump_traceback_later()
         if sum(counts.values()) % CHECKED_EVERY == 0:
