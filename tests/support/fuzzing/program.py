@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fuzzing import saves, spoiled, states, steps, threads
+from fuzzing import saves, steps, threads
 from fuzzing.saves import Files
 from fuzzing.settings import how_to_repeat
 from fuzzing.world import World, working_folder
@@ -43,29 +43,11 @@ OPERATIONS: list[tuple[float, Callable[..., str]]] = [
     (5, saves.restore),
     (3, saves.state_dict),
     (3, saves.load_state_dict),
-    (0.6, saves.two_savers_at_one_time),
     (4, threads.threads),
     (1, threads.written_while_saved),
     (0.8, threads.listed_while_made),
     (1, threads.fork),
 ]
-# So many operations are followed by one that has arrays of its own.
-BESIDE_PROBABILITY = 0.13
-BESIDE: list[Callable[[World, Files], str]] = [
-    states.restored_by_order,
-    states.state_of_torch,
-    states.unknown_owner,
-    states.state_read_while_dropped,
-    spoiled.spoiled_state,
-    threads.interrupted,
-    threads.synchronous_run,
-]
-# What has nothing to do with a GPU, or is refused there.
-ON_THE_HOST = {
-    threads.fork,
-    saves.two_savers_at_one_time,
-    states.unknown_owner,
-}
 
 
 class Program:
@@ -82,9 +64,8 @@ class Program:
         self.numbers: list[int] = []
         self.world = World(folder, tuple(devices), np.random.default_rng([seed]))
         self.files = Files(self.world)
-        left_out = set() if len(devices) == 1 else ON_THE_HOST
-        self._operations = [each for each in OPERATIONS if each[1] not in left_out]
-        self._beside = [each for each in BESIDE if each not in left_out]
+        is_on_host = len(devices) == 1  # CUDA does not outlive a fork
+        self._operations = [each for each in OPERATIONS if is_on_host or each[1] != threads.fork]
 
     def run(self, number: int) -> None:
         """Does operation `number`, and compares everything with the model."""
@@ -107,14 +88,6 @@ class Program:
             self.log[-1] = operation(world, self.files)
         world.check()
         self.files.check()
-        world.rng = np.random.default_rng([self.seed, number, 1])
-        if world.happens(BESIDE_PROBABILITY):
-            beside = world.choose(self._beside)
-            before = self.log[-1]
-            self.log[-1] += f"; then {beside.__name__} was not finished"
-            self.log[-1] = f"{before}; then {beside(world, self.files)}"
-            world.check()
-            self.files.check()
 
 
 def run(seed: int, numbers: Iterable[int], devices: Sequence[str]) -> None:

@@ -268,20 +268,6 @@ def load_state_dict(world: World, files: Files) -> str:
     return what
 
 
-def two_savers_at_one_time(world: World, files: Files) -> str:
-    """A saver's first save comes while another saver's is being written, beside it."""
-    files.finish_all()
-    prefix = files.folders[0] / "m"
-    ballast = gpuopt.Variable(np.zeros(BALLAST, np.float32), name="ballast")
-    large = gpuopt.Saver({"ballast": ballast})
-    for _ in range(3):
-        future = large.save_async(prefix, 90)
-        gpuopt.Saver({"steps": world.steps}).save(prefix, 91)
-        for path in (Path(future.result(60)), prefix.with_name("m-91.safetensors")):
-            path.unlink()
-    return "two savers at one time"
-
-
 def step_while_saving(world: World, files: Files) -> str:
     """Steps that are made while an earlier state is being written."""
     text = save(world, files)

@@ -16,14 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
-from interrupt_at import Interrupt, InterruptAt
 from safetensors.numpy import load_file
 
 import gpuopt
 from fuzzing import steps
 from fuzzing.saves import BALLAST, Files, load_state_dict, make_saver, state_dict
 from fuzzing.world import World, put
-from gpuopt.distributed import SyncReplicasWorker
 from gpuopt.optimizer import living_optimizers
 
 CHILD_LIMIT_S = 30.0
@@ -150,69 +148,6 @@ def listed_while_made(world: World, files: Files) -> str:
             optimizer.state_dict()
     del long_list, others
     return "lists while another thread makes variables"
-
-
-def interrupted(world: World, files: Files) -> str:
-    """Ctrl-C at many moments of one thing: everything works after each."""
-    device = world.choose(world.devices)
-    variable = gpuopt.Variable(np.zeros(4, np.float32), name="interrupted", device=device)
-    # Its slot is the last gradient.
-    optimizer = gpuopt.MomentumOptimizer(1.0, 0.0, name="interrupted")
-    value, gradient = world.values((4,), np.float32), world.values((4,), np.float32)
-    works: dict[str, Callable[[], object]] = {
-        "a step": lambda: optimizer.apply_gradients([(gradient, variable)]),
-        "assign": lambda: variable.assign(value),
-        "state_dict": lambda: optimizer.state_dict(),
-    }
-    what = world.choose(list(works))
-
-    def all_work() -> None:
-        works["assign"]()
-        works["a step"]()
-        np.testing.assert_array_equal(variable.numpy(), value - gradient)
-        [slot] = optimizer.state_dict()["slots"]["momentum"].values()
-        np.testing.assert_array_equal(slot, gradient)
-
-    all_work()
-    stride = int(world.rng.integers(1, 4))
-    moment = int(world.rng.integers(1, stride + 1))
-    with ThreadPoolExecutor(1) as pool:
-        while True:
-            try:
-                with InterruptAt(moment):
-                    works[what]()
-                break
-            except Interrupt:
-                optimizer.accept_unfinished_step()
-                all_work()
-                pool.submit(all_work).result(60)
-            moment += stride
-    return f"{what} on {device} interrupted at every {stride}. of {moment} moments"
-
-
-def synchronous_run(world: World, files: Files) -> str:
-    """One worker's gradient has a NaN: that step is left out, and the run goes on to its end."""
-    step = gpuopt.Variable(0, name="sync steps", trainable=False, dtype=np.int64)
-    device = world.choose(world.devices)
-    w = gpuopt.Variable(np.zeros(2, np.float32), name="sync w", device=device)
-    optimizer = gpuopt.GradientDescentOptimizer(1.0, on_nonfinite="skip", name="sync")
-    sync = gpuopt.SyncReplicasOptimizer(optimizer, 2, 2)
-    policy = world.choose(["tf", "per_step"])
-    bad_call = int(world.rng.integers(4))
-    calls = itertools.count()
-
-    def train(worker: SyncReplicasWorker) -> None:
-        for _ in range(50):  # a run whose gradients all come late would have no end
-            if worker.local_step >= 5:
-                return
-            value = np.nan if next(calls) == bad_call else 1.0
-            worker.apply_gradients([(np.array([value, 1], np.float32), w)], step)
-
-    sync.run(train, step, 0 if policy == "tf" else -1, token_policy=policy, timeout_s=30.0)
-    assert next(calls) > bad_call
-    assert int(step.numpy()) >= 5
-    np.testing.assert_array_equal(w.numpy(), np.full(2, -float(step.numpy())))
-    return f"a synchronous run on {device}, {policy}, call {bad_call} is NaN"
 
 
 def fork(world: World, files: Files) -> str:
