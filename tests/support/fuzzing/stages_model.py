@@ -19,6 +19,8 @@ from fuzzing.noise_model import noise
 
 MOMENTUM, DECAY, AVERAGE_DECAY, TORCHS_EPSILON = 0.5, 2.0**-5, 0.75, 1e-6
 MEAN_DECAY = 0.625
+# Of what a sign is of: rounding to 16 bits or fewer, of a slot and of what it is added to.
+SIGN_TOLERANCE = 2.0**-5
 EETA = 0.25
 
 Gradient = Any  # an array, or Rows
@@ -160,6 +162,7 @@ class Model:
         norm: Of the gradients of the last update that are not clipped by their group.
         largest: The largest number that an array had before some update, by the array's name:
             "w", "m of w" or "average of w". Where numbers cancel, rounding is in proportion to it.
+        turned: How far the elements of an array may be off, as rounding may turn a sign.
     """
 
     def __init__(
@@ -181,6 +184,7 @@ class Model:
         self.powers = [np.float32(each) for each in settings[:2]]
         self.count, self.norm = 0, 0.0
         self.largest: dict[str, float] = {}
+        self.turned: dict[str, np.ndarray] = {}
         self.scaling: Scaling | None = None
         self.noise: str | None = None
 
@@ -285,6 +289,8 @@ class Model:
         parts = {name: slot[touched] for name, slot in slots.items()}
         part = w[touched]
         rule = self.kind.rule if rows is None else self.kind.rule_of_rows or self.kind.rule
+        if rule is _lion:
+            self._note_turned(label, touched, gradient[touched], parts["m"], rate, at)
         rule(part, gradient[touched], parts, rate, size, at)
         w[touched] = part
         for name, slot in slots.items():
@@ -327,6 +333,15 @@ class Model:
             name = f"{slot} of {label}"
             noted = of_squares if slot in ("v", "rms", "accumulator") else largest
             self.largest[name] = max(self.largest.get(name, 0.0), noted)
+
+    def _note_turned(
+        self, label: str, touched: Any, gradient: Any, mean: Any, rate: float, at: Settings
+    ) -> None:
+        """Notes elements whose step is along a sum that nearly cancels."""
+        parts = at.beta1 * mean, (1 - at.beta1) * gradient
+        is_near = np.abs(sum(parts)) <= SIGN_TOLERANCE * sum(map(np.abs, parts))
+        turned = self.turned.setdefault(label, np.zeros(self.values[label].shape))
+        turned[touched] += 2 * rate * is_near
 
     def copied(self) -> Model:
         return copy.deepcopy(self)
