@@ -139,4 +139,15 @@ long long group_rows(const Index* indices, long long size, long long first, int 
   return num_rows;
 }
 
+// Does that for int32, of 4 bytes, or int64.
+inline long long group_rows(const void* indices, int index_bytes, long long size, long long first,
+                            int bucket_bits, std::int32_t* work, long long* rows,
+                            long long* positions, long long* begins, long long* firsts) {
+  const auto group = [=](auto typed) {
+    return group_rows(typed, size, first, bucket_bits, work, rows, positions, begins, firsts);
+  };
+  return index_bytes == 4 ? group(static_cast<const std::int32_t*>(indices))
+                          : group(static_cast<const std::int64_t*>(indices));
+}
+
 }  // namespace gpuopt

@@ -56,34 +56,17 @@ extern "C" void update_rows(
       arrays, width, values, rows, positions, begins, firsts, first, last, first_number, *scalars);
 }
 
-template <class Index>
-void update_table(
-    void* const* arrays, long long width, const Real* values, const Index* indices, long long size,
-    long long first, int bucket_bits, long long* work, long long first_number,
+extern "C" void update_table(
+    void* const* arrays, long long width, const Real* values, const void* indices, int index_bytes,
+    long long size, long long first, int bucket_bits, long long* work, long long first_number,
     const Update::Scalars* scalars) {
   const long long most = size + 1;
   long long *positions = work + most, *begins = work + 2 * most, *firsts = work + 3 * most;
   auto* const buckets = reinterpret_cast<std::int32_t*>(work + 4 * most);
   const long long num_rows = gpuopt::group_rows(
-      indices, size, first, bucket_bits, buckets, work, positions, begins, firsts);
+      indices, index_bytes, size, first, bucket_bits, buckets, work, positions, begins, firsts);
   Update::update_rows(
       arrays, width, values, work, positions, begins, firsts, 0, num_rows, first_number, *scalars);
-}
-
-extern "C" void update_table_int32(
-    void* const* arrays, long long width, const Real* values, const std::int32_t* indices,
-    long long size, long long first, int bucket_bits, long long* work, long long first_number,
-    const Update::Scalars* scalars) {
-  update_table(
-      arrays, width, values, indices, size, first, bucket_bits, work, first_number, scalars);
-}
-
-extern "C" void update_table_int64(
-    void* const* arrays, long long width, const Real* values, const std::int64_t* indices,
-    long long size, long long first, int bucket_bits, long long* work, long long first_number,
-    const Update::Scalars* scalars) {
-  update_table(
-      arrays, width, values, indices, size, first, bucket_bits, work, first_number, scalars);
 }
 """,
 }
@@ -91,20 +74,12 @@ extern "C" void update_table_int64(
 _GROUP_ROWS = """
 #include "cpu/row_groups.hpp"
 
-extern "C" long long group_rows_int32(
-    const std::int32_t* indices, long long size, long long first, int bucket_bits,
+extern "C" long long group_rows(
+    const void* indices, int index_bytes, long long size, long long first, int bucket_bits,
     std::int32_t* work, long long* rows, long long* positions, long long* begins,
     long long* firsts) {
   return gpuopt::group_rows(
-      indices, size, first, bucket_bits, work, rows, positions, begins, firsts);
-}
-
-extern "C" long long group_rows_int64(
-    const std::int64_t* indices, long long size, long long first, int bucket_bits,
-    std::int32_t* work, long long* rows, long long* positions, long long* begins,
-    long long* firsts) {
-  return gpuopt::group_rows(
-      indices, size, first, bucket_bits, work, rows, positions, begins, firsts);
+      indices, index_bytes, size, first, bucket_bits, work, rows, positions, begins, firsts);
 }
 """
 
@@ -263,17 +238,17 @@ class CompiledRows:
             first: See `compiled_groups`.
         """
         indices = np.require(indices, requirements=["C", "ALIGNED"])
-        size, library = len(indices), self._library
-        update = library.update_table_int32 if indices.itemsize == 4 else library.update_table_int64
+        size = len(indices)
         bucket_bits = bits_of_buckets(size)
         # In int64: four of each row, and what `group_rows` needs in int32.
         num_words = 4 * (size + 1) + ((1 << bucket_bits) + 6 * size + 1) // 2
         [work] = scratch([_INT64], num_words)
-        update(
+        self._library.update_table(
             written,
             ctypes.c_longlong(width),
             address_of(values),
             address_of(indices),
+            indices.itemsize,
             ctypes.c_longlong(size),
             ctypes.c_longlong(first),
             ctypes.c_int(bucket_bits),
@@ -362,9 +337,9 @@ def compiled_groups(indices: Chunk, first: int) -> RowGroups:
     bucket_bits = bits_of_buckets(size)
     [work] = scratch([np.dtype(np.int32)], (1 << bucket_bits) + 6 * size)
     rows, positions, begins, firsts = np.empty((4, size + 1), np.int64)
-    group = library.group_rows_int32 if indices.itemsize == 4 else library.group_rows_int64
-    num_rows = group(
+    num_rows = library.group_rows(
         address_of(indices),
+        indices.itemsize,
         ctypes.c_longlong(size),
         ctypes.c_longlong(first),
         ctypes.c_int(bucket_bits),
@@ -377,8 +352,7 @@ def compiled_groups(indices: Chunk, first: int) -> RowGroups:
 def _group_library() -> ctypes.CDLL | None:
     library = build("row_groups", _GROUP_ROWS, [kernel_root()])
     if library is not None:
-        library.group_rows_int32.restype = ctypes.c_longlong
-        library.group_rows_int64.restype = ctypes.c_longlong
+        library.group_rows.restype = ctypes.c_longlong
     return library
 
 
@@ -410,7 +384,7 @@ def _library(
     if library is not None:
         getattr(library, f"update_{walk}").restype = None
         if walk == "rows":
-            library.update_table_int32.restype = library.update_table_int64.restype = None
+            library.update_table.restype = None
     return library
 
 
