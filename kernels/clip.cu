@@ -29,11 +29,11 @@ __device__ __forceinline__ Real sum_chunk(const ClipChunk<Storage>& chunk, Real 
 // `only`; `arrays` are read if there are more. If sums are wide, those that floats cannot hold are
 // of numbers made smaller. With a decision, the sum is NaN where an element is not finite, and
 // there alone. Precondition: blocks have `clip_threads` threads.
-template <class Storage, bool are_wide, class Decision = NoDecision>
+template <class Storage, bool are_wide, class Decision>
 __device__ __forceinline__ void sum_chunks(const ClippedArray& only,
                                            const ClippedArray* __restrict__ arrays,
                                            long long num_arrays, long long num_chunks, double* sums,
-                                           const Decision& decision = {}) {
+                                           const Decision& decision) {
   using Real = Compute<Storage>;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
     const ClipChunk<Storage> chunk(array_of(only, arrays, num_arrays, c), c);
@@ -56,31 +56,18 @@ template <class Storage>
 __global__ void __launch_bounds__(clip_threads)
     sum_squares(const __grid_constant__ ClippedArray only, const ClippedArray* __restrict__ arrays,
                 long long num_arrays, long long num_chunks, double* __restrict__ sums) {
-  sum_chunks<Storage, false>(only, arrays, num_arrays, num_chunks, sums);
+  sum_chunks<Storage, false>(only, arrays, num_arrays, num_chunks, sums, NoDecision());
 }
 
-// Adds the squares of gradients to a norm. The last launch of a step also makes results: `results`
-// is null before. `parts` is for a number of each chunk.
-template <class Storage>
+// Adds the squares of gradients to a norm. The last launch of a step also makes results, and
+// decides about it: `results` is null before. `parts` is for a number of each chunk.
+template <class Types>
 __global__ void __launch_bounds__(clip_threads, 2)
     measure(const __grid_constant__ ClippedArray only, const ClippedArray* __restrict__ arrays,
             long long num_arrays, long long num_chunks, double* parts,
             const __grid_constant__ ClipTotals totals, const __grid_constant__ ClipRule rule,
-            ClipResult* results) {
-  sum_chunks<Storage, true>(only, arrays, num_arrays, num_chunks, parts);
-  finish_sums(parts, num_chunks, totals, rule, results);
-}
-
-// The same; the last launch of a step also decides about it.
-template <class Storage>
-__global__ void __launch_bounds__(clip_threads, 2)
-    measure_and_decide(const __grid_constant__ ClippedArray only,
-                       const ClippedArray* __restrict__ arrays, long long num_arrays,
-                       long long num_chunks, double* parts,
-                       const __grid_constant__ ClipTotals totals,
-                       const __grid_constant__ ClipRule rule, ClipResult* results,
-                       const __grid_constant__ LossDecision decision) {
-  sum_chunks<Storage, true>(only, arrays, num_arrays, num_chunks, parts, decision);
+            ClipResult* results, const __grid_constant__ DecisionOf<Types> decision) {
+  sum_chunks<StorageOf<Types>, true>(only, arrays, num_arrays, num_chunks, parts, decision);
   finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 
@@ -111,26 +98,17 @@ struct JoinedSums {
   }
 };
 
-// Makes results of the sums of several devices, [num_norms] of each.
+// Makes results of the sums of several devices, [num_norms] of each. With a decision, what is wrong
+// comes behind them, and it decides about the step of all devices.
+template <class Decision>
 __global__ void __launch_bounds__(clip_threads)
     join_sums(const __grid_constant__ FewSums few_sums, const long long* __restrict__ many_sums,
               long long num_devices, long long num_norms, const __grid_constant__ ClipRule rule,
-              ClipResult* __restrict__ results) {
-  JoinedSums{few_sums, many_sums, num_devices}.write(num_norms, rule, results);
-}
-
-// The same, of sums with what is wrong behind them, [num_norms + 1] of each; decides about the step
-// of all devices. A template, so that others of this file are compiled without it.
-template <class Decision>
-__global__ void __launch_bounds__(clip_threads)
-    join_and_decide(const __grid_constant__ FewSums few_sums,
-                    const long long* __restrict__ many_sums, long long num_devices,
-                    long long num_norms, const __grid_constant__ ClipRule rule,
-                    ClipResult* __restrict__ results, const __grid_constant__ Decision decision) {
+              ClipResult* __restrict__ results, const __grid_constant__ Decision decision) {
   const JoinedSums sums{few_sums, many_sums, num_devices};
-  const ClipRule by = unscaling(decision, rule);
+  const ClipRule& by = unscaling(decision, rule);
   sums.write(num_norms, by, results);
-  if (first_item() != 0) return;
+  if (!decides<Decision> || first_item() != 0) return;
   double wrong = nothing_is_wrong;
   for (long long device = 0; device < num_devices; ++device) {
     wrong = lesser(wrong, sums.of(device, num_norms));

@@ -165,22 +165,7 @@ __global__ void __launch_bounds__(clip_threads, 3)
                    long long num_chunks, const MeasuredVariable* __restrict__ variables,
                    double* parts_of_sums, unsigned int* num_done, double* sums, double* parts,
                    const __grid_constant__ ClipTotals totals, const __grid_constant__ ClipRule rule,
-                   ClipResult* results) {
-  sum_chunks_of_inputs<Program>(only, arrays, num_arrays, num_chunks, variables, parts,
-                                parts_of_sums, num_done, sums, rule, NoDecision());
-  finish_sums(parts, num_chunks, totals, rule, results);
-}
-
-// The same; the last launch of a step also decides about it.
-template <class Program>
-__global__ void __launch_bounds__(clip_threads, 3)
-    measure_inputs_and_decide(const __grid_constant__ ClippedArray only,
-                              const ClippedArray* __restrict__ arrays, long long num_arrays,
-                              long long num_chunks, const MeasuredVariable* __restrict__ variables,
-                              double* parts_of_sums, unsigned int* num_done, double* sums,
-                              double* parts, const __grid_constant__ ClipTotals totals,
-                              const __grid_constant__ ClipRule rule, ClipResult* results,
-                              const __grid_constant__ LossDecision decision) {
+                   ClipResult* results, const __grid_constant__ DecisionOf<Program> decision) {
   sum_chunks_of_inputs<Program>(only, arrays, num_arrays, num_chunks, variables, parts,
                                 parts_of_sums, num_done, sums, rule, decision);
   finish_sums(parts, num_chunks, totals, rule, results, decision);

@@ -43,12 +43,12 @@ __device__ __forceinline__ double squares_of_run(const Storage* grad, const Sort
 }
 
 // Writes the sum of squares of each `measured_rows` positions; 0 for rows that are refused.
-template <class Storage, class Key, class Decision = NoDecision>
+template <class Storage, class Key, class Decision>
 __device__ __forceinline__ void sum_rows(const Tables& tables, const SortedRows<Key>& rows,
                                          const Compute<Storage>* run_parts, long long row_width,
                                          int lanes_per_row, const unsigned long long* refused,
                                          double* parts, long long num_parts,
-                                         const Decision& decision = {}) {
+                                         const Decision& decision) {
   __shared__ double squares[measured_rows];
   const Lanes lanes(lanes_per_row);
   const Parts<const Compute<Storage>> all(run_parts, rows.num_rows, row_width);
@@ -77,10 +77,6 @@ __device__ __forceinline__ void sum_rows(const Tables& tables, const SortedRows<
   }
 }
 
-__device__ __forceinline__ long long parts_of(long long num_rows) {
-  return (num_rows + measured_rows - 1) / measured_rows;
-}
-
 // Adds the squares of tables' gradients to a norm; see `measure`. `run_parts` are those of
 // `sum_pieces`, and `parts` is for a number of each `measured_rows` positions.
 template <class Types>
@@ -91,25 +87,8 @@ __global__ void __launch_bounds__(clip_threads, 2)
                  const ComputeOf<Types>* __restrict__ run_parts, long long row_width,
                  int lanes_per_row, const unsigned long long* __restrict__ refused, double* parts,
                  const __grid_constant__ ClipTotals totals, const __grid_constant__ ClipRule rule,
-                 ClipResult* results) {
-  const long long num_parts = parts_of(rows.num_rows);
-  sum_rows<StorageOf<Types>>({only_gradient, gradients, num_tables}, rows, run_parts, row_width,
-                             lanes_per_row, refused, parts, num_parts);
-  finish_sums(parts, num_parts, totals, rule, results);
-}
-
-// The same; the last launch of a step also decides about it.
-template <class Types>
-__global__ void __launch_bounds__(clip_threads, 2)
-    measure_rows_and_decide(const __grid_constant__ TableGradient only_gradient,
-                            const TableGradient* __restrict__ gradients, long long num_tables,
-                            const SortedRows<KeyOf<Types>> rows,
-                            const ComputeOf<Types>* __restrict__ run_parts, long long row_width,
-                            int lanes_per_row, const unsigned long long* __restrict__ refused,
-                            double* parts, const __grid_constant__ ClipTotals totals,
-                            const __grid_constant__ ClipRule rule, ClipResult* results,
-                            const __grid_constant__ LossDecision decision) {
-  const long long num_parts = parts_of(rows.num_rows);
+                 ClipResult* results, const __grid_constant__ DecisionOf<Types> decision) {
+  const long long num_parts = (rows.num_rows + measured_rows - 1) / measured_rows;
   sum_rows<StorageOf<Types>>({only_gradient, gradients, num_tables}, rows, run_parts, row_width,
                              lanes_per_row, refused, parts, num_parts, decision);
   finish_sums(parts, num_parts, totals, rule, results, decision);

@@ -26,6 +26,8 @@ using StorageOf = typename Types::Storage;  // an element of gradients
 template <class Types>
 using ComputeOf = Compute<StorageOf<Types>>;
 template <class Types>
+using DecisionOf = typename Types::Decision;  // `NoDecision`, or a `LossDecision`
+template <class Types>
 using KeyOf = typename Types::Key;  // of sorted rows
 
 // C++ has no arrays of length 0.

@@ -71,9 +71,7 @@ __device__ __forceinline__ double sum_parts(const ClipTotals& totals, const doub
   return sum_of_block<clip_threads>(mine);
 }
 
-// In the place of the `LossDecision` of a launch that decides: see loss_scaling.cuh.
-struct NoDecision {};
-
+// See loss_scaling.cuh.
 template <class Decision>
 constexpr bool decides = true;
 template <>
@@ -93,10 +91,10 @@ __device__ __forceinline__ void decide(const NoDecision&, const double*, bool) {
 // decides, unless `results` is null. With a decision, what is wrong comes behind the sums. Every
 // thread of the block must call it, after thread 0 has written to `parts`. Nobody waits for another
 // block.
-template <class Decision = NoDecision>
+template <class Decision>
 __device__ __forceinline__ void finish_sums(const double* parts, long long num_parts,
                                             const ClipTotals& totals, const ClipRule& rule,
-                                            ClipResult* results, const Decision& decision = {}) {
+                                            ClipResult* results, const Decision& decision) {
   if (!is_last_block(gridDim.x, reinterpret_cast<unsigned int*>(totals.num_done))) return;
   double* sums = reinterpret_cast<double*>(totals.sums);
   bool is_bad = false;

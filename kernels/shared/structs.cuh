@@ -192,6 +192,9 @@ struct LossScaling {
   float unscale;
 };
 
+// In the place of the `LossDecision` of a launch that does not decide.
+struct NoDecision {};
+
 // The inputs of the decision about a step.
 struct LossDecision {
   // The address of the `LossScaling` before the step.

@@ -22,18 +22,20 @@ from bench.launches import (
 pytestmark = [pytest.mark.internal, pytest.mark.gpu, pytest.mark.driver]
 
 UPDATE = "dense_update"
+# With one of these, a GPU decides whether a step is made.
+DECIDED = frozenset({"loss_scale", "growing_scale", "on_nonfinite"})
 # Rules that sum over variables and gradients: these are read twice, and the slot once. Launches,
 # and the bytes of an element: `w` is the variable, `m` its slot, `g` the gradient.
 WITH_SUMS_OF_INPUTS: dict[str, tuple[list[str], float]] = {
     # w g; g, and w m twice
     "lars, clip_norm": (["measure_inputs", UPDATE], 8 + 20),
-    "lars, loss_scale": (["measure_inputs_and_decide", UPDATE], 8 + 20),
-    "lars, loss_scale, clip_norm, groups": (["measure_inputs_and_decide", UPDATE], 8 + 20),
+    "lars, loss_scale": (["measure_inputs", UPDATE], 8 + 20),
+    "lars, loss_scale, clip_norm, groups": (["measure_inputs", UPDATE], 8 + 20),
     # the gradient, and the sum, which is written, before
     "lars, accumulation": ([UPDATE, "sum_terms", UPDATE], 12 + 8 + 20),
     "lars, accumulation, clip_norm": ([UPDATE, "measure_inputs", UPDATE], 12 + 8 + 20),
     "lars, accumulation, loss_scale": (
-        [UPDATE, "measure_inputs_and_decide", UPDATE],
+        [UPDATE, "measure_inputs", UPDATE],
         12 + 8 + 20,
     ),
     # the master or w and the remainder, and g; g, and these and m twice, and w written
@@ -68,9 +70,8 @@ def expected_of(stages: Collection[str]) -> tuple[list[str], float]:
     if "accumulation" in stages:  # as in a call between
         launches.append(UPDATE)
         num_bytes += var + 2 * gradient
-    decides = bool({"loss_scale", "growing_scale", "on_nonfinite"} & {*stages})
-    if decides or "clip_norm" in stages:
-        launches.append("measure_and_decide" if decides else "measure")
+    if DECIDED.union(["clip_norm"]) & {*stages}:
+        launches.append("measure")
         num_bytes += gradient
     if "cautious" in stages:
         launches.append("sum_coded_terms" if "slot_bits" in stages else "sum_terms")
@@ -82,16 +83,20 @@ def expected_of(stages: Collection[str]) -> tuple[list[str], float]:
     return launches, num_bytes
 
 
-def assert_counted(found: Counted, expected: tuple[list[str], float], name: str) -> None:
+def assert_counted(
+    found: Counted, expected: tuple[list[str], float], stages: Collection[str]
+) -> None:
+    name = ", ".join(stages)
     assert (found.functions, found.bytes_an_element) == expected, name
     # The decision whether a step is made comes back later, and nobody waits for it.
-    decides = any(each.endswith("_and_decide") for each in found.functions)
+    is_measured = any(each.startswith("measure") for each in found.functions)
+    decides = is_measured and bool(DECIDED & {*stages})
     assert (found.copies, found.waits) == (["device to host"] * decides, 0), name
 
 
 def test_dense_steps_read_gradients_twice_and_all_else_once() -> None:
     for name, step in DENSE.items():
-        assert_counted(counted()[name], expected_of(step.stages), name)
+        assert_counted(counted()[name], expected_of(step.stages), step.stages)
 
 
 def test_pairs_of_stages_read_gradients_twice_and_all_else_once() -> None:
@@ -99,13 +104,13 @@ def test_pairs_of_stages_read_gradients_twice_and_all_else_once() -> None:
     chosen = PAIRS if os.environ.get("GPUOPT_FULL") else PAIRS[::5]
     pairs = {", ".join(pair): Step(pair) for pair in chosen}
     for name, found in count(pairs).items():
-        assert_counted(found, expected_of(pairs[name].stages), name)
+        assert_counted(found, expected_of(pairs[name].stages), pairs[name].stages)
 
 
 def test_sums_of_inputs_take_no_launch_more_than_a_norm() -> None:
     found = count({name: Step(name.split(", ")) for name in WITH_SUMS_OF_INPUTS})
     for name, expected in WITH_SUMS_OF_INPUTS.items():
-        assert_counted(found[name], expected, name)
+        assert_counted(found[name], expected, name.split(", "))
 
 
 @pytest.mark.parametrize("num_sets", [1, 3])

@@ -132,6 +132,9 @@ def lines_of(form: type[Any]) -> Iterator[str]:
         yield f"template <{', '.join(parameters)}>"
     # Of 8 bytes, a compiler loads all at once if it knows where they begin.
     is_word = not parameters and struct_of(form).size == 8
+    if not fields:
+        yield f"struct {form.__name__} {{}};"
+        return
     yield f"struct {'alignas(8) ' if is_word else ''}{form.__name__} {{"
     documented = re.findall(r"^    ([\w, ]+): (.*(?:\n     .*)*)", attributes, re.MULTILINE)
     about = {names.split(", ")[0]: text for names, text in documented}

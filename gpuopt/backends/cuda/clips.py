@@ -48,6 +48,7 @@ from gpuopt.backends.cuda.structs import (
     ClipTotals,
     FewSums,
     LossDecision,
+    NoDecision,
 )
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
 from gpuopt.backends.loss_scaling import Decision
@@ -57,6 +58,7 @@ from gpuopt.locks import Lock
 from gpuopt.rules.update_rule import UpdateRule
 
 _NOWHERE = ClipTotals(0, 0, 0, 0, 0, 0, 0)
+_NO_DECISION = NoDecision()
 # The sums become no results: another launch follows.
 NO_RULE = ClipRule(0, 0.0, 1.0, 1.0, 0, 0)
 Array = Any
@@ -100,17 +102,17 @@ class MeasuredTables:
             totals=_NOWHERE,
             rule=NO_RULE,
             results=None,
-            **self._deciding(decision),
+            decision=decision or _NO_DECISION,
         )
-        takes = ("refused", "totals", "rule", "results", "only_gradient", "gradients")
-        self._measure.add(launch, (*takes, *self._deciding(decision)))
+        takes = ("refused", "totals", "rule", "results", "only_gradient", "gradients", "decision")
+        self._measure.add(launch, takes)
 
     def start(
         self,
         tables: Sequence[Table],
         refused: Any,
-        decision: LossDecision | None = None,
         *,
+        decision: LossDecision | NoDecision,
         totals: ClipTotals,
         rule: ClipRule,
         results: Any,
@@ -120,7 +122,7 @@ class MeasuredTables:
         Args:
             tables: Of the kind's heights, in its order.
             refused: A row flag. If it is set, nothing is added.
-            decision: The decision about the step, if they were prepared with one.
+            decision: About the step, if they were prepared with one.
             totals: Where sums go.
             rule: How results are made of them.
             results: Where these go; None if another launch follows.
@@ -131,12 +133,9 @@ class MeasuredTables:
             totals=totals,
             rule=rule,
             results=results,
-            **self._deciding(decision),
+            decision=decision,
             **self._tables.gradients_of(tables),
         )
-
-    def _deciding(self, decision: LossDecision | None) -> dict[str, LossDecision]:
-        return {} if decision is None else {"decision": decision}
 
 
 class _Sum(NamedTuple):
@@ -323,7 +322,7 @@ class CudaClips:
             num_norms=num_norms,
             rule=self._rule(workspace, limits),
             results=results,
-            **({} if decision is None else {"decision": decision}),
+            decision=decision or _NO_DECISION,
         )
         self._workspaces.put_back(workspace)
         self._order.hold((sums, results))
@@ -353,7 +352,6 @@ class CudaClips:
         rule = NO_RULE if limits is None else self._rule(workspace, limits)
         unscaling = NO_RULE._replace(unscale=rule.unscale)
         num_done = workspace.zeros("num_done", 1, "uint32")
-        more: dict[str, LossDecision] = {}
         for number, one in enumerate(every):
             is_last = number == len(every) - 1
             begins = 0
@@ -363,14 +361,14 @@ class CudaClips:
             totals = ClipTotals(
                 address(sums), address(num_done), *norms, begins, num_norms, int(number == 0)
             )
+            given: LossDecision | NoDecision = _NO_DECISION
             if decision is not None:
-                numbers = self._numbers(workspace, number, one.numbers)
-                more = {"decision": decision._replace(**numbers)}
+                given = decision._replace(**self._numbers(workspace, number, one.numbers))
             one.launch(
                 totals=totals,
                 rule=rule if is_last else unscaling,
                 results=results if is_last else None,
-                **more,
+                decision=given,
             )
         self._workspaces.put_back(workspace)
         return bool(every)

@@ -30,6 +30,7 @@ from gpuopt.backends.cuda.structs import (
     LateTable,
     LossDecision,
     MeasuredVariable,
+    NoDecision,
     ScaledScalars,
     Shares,
     SortedRows,
@@ -254,7 +255,15 @@ _SUMMED: dict[str, Parameter] = {
     "rule": struct_of(ClipRule),
     "results": Pointer("float64", struct_of(ClipResult), is_optional=True),
 }
-_DECIDING: dict[str, Parameter] = {**_SUMMED, "decision": struct_of(LossDecision)}
+
+
+def _decision(decides: bool) -> Struct:
+    return struct_of(LossDecision if decides else NoDecision)
+
+
+def _summed(decides: bool) -> dict[str, Parameter]:
+    """What kernels take that sum squares, and make results of the sums, or decide by them."""
+    return {**_SUMMED, "decision": _decision(decides)}
 
 
 @cache
@@ -296,9 +305,9 @@ def scale_to_norm(dtype: str) -> Kernel:
 @cache
 def measure(dtype: str, decides: bool = False) -> Kernel:
     return Kernel(
-        "measure_and_decide" if decides else "measure",
-        {**_CLIPPED, **(_DECIDING if decides else _SUMMED)},
-        {"Storage": CPP_TYPES[dtype]},
+        "measure",
+        {**_CLIPPED, **_summed(decides)},
+        {"Storage": CPP_TYPES[dtype], "Decision": _decision(decides).cpp_type},
         file="clip.cu",
     )
 
@@ -306,25 +315,24 @@ def measure(dtype: str, decides: bool = False) -> Kernel:
 @cache
 def measure_inputs(rule: UpdateRule, storage: Storage, decides: bool = False) -> Kernel:
     return Kernel(
-        "measure_inputs_and_decide" if decides else "measure_inputs",
+        "measure_inputs",
         {
             **_CLIPPED,
             "variables": Pointer("int64", struct_of(MeasuredVariable)),
             "parts_of_sums": Pointer("float64"),
             "num_done": UINT32S,
             "sums": Pointer("float64"),
-            **(_DECIDING if decides else _SUMMED),
+            **_summed(decides),
         },
-        cpp_types(storage),
+        {**cpp_types(storage), "Decision": _decision(decides).cpp_type},
         rule,
-        file="measure_inputs.cu",
     )
 
 
 @cache
 def measure_rows(dtype: str, key: str, decides: bool = False) -> Kernel:
     return Kernel(
-        "measure_rows_and_decide" if decides else "measure_rows",
+        "measure_rows",
         {
             **TABLES,
             "rows": struct_of(SortedRows, Key=key),
@@ -332,17 +340,20 @@ def measure_rows(dtype: str, key: str, decides: bool = False) -> Kernel:
             "row_width": INT64,
             "lanes_per_row": INT32,
             "refused": REFUSED,
-            **(_DECIDING if decides else _SUMMED),
+            **_summed(decides),
         },
-        {"Storage": CPP_TYPES[dtype], "Key": CPP_TYPES[key]},
-        file="measure_rows.cu",
+        {
+            "Storage": CPP_TYPES[dtype],
+            "Key": CPP_TYPES[key],
+            "Decision": _decision(decides).cpp_type,
+        },
     )
 
 
 @cache
 def join_sums(decides: bool = False) -> Kernel:
     return Kernel(
-        "join_and_decide" if decides else "join_sums",
+        "join_sums",
         {
             "few_sums": struct_of(FewSums),
             "many_sums": Pointer("int64", is_optional=True),
@@ -350,9 +361,9 @@ def join_sums(decides: bool = False) -> Kernel:
             "num_norms": INT64,
             "rule": struct_of(ClipRule),
             "results": Pointer("float64", struct_of(ClipResult)),
-            **({"decision": struct_of(LossDecision)} if decides else {}),
+            "decision": _decision(decides),
         },
-        {"Decision": struct_of(LossDecision).cpp_type} if decides else {},
+        {"Decision": _decision(decides).cpp_type},
         file="clip.cu",
     )
 

@@ -256,6 +256,10 @@ class LossScaling(NamedTuple):
     unscale: Annotated[float, Number("float32")]
 
 
+class NoDecision(NamedTuple):
+    """In the place of the `LossDecision` of a launch that does not decide."""
+
+
 class LossDecision(NamedTuple):
     """The inputs of the decision about a step.
 

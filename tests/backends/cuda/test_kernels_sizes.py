@@ -21,6 +21,7 @@ from gpuopt.backends.cuda.structs import (
     ClipRule,
     ClipTotals,
     FewGradients,
+    NoDecision,
 )
 from gpuopt.optimizers.adam import adam
 from gpuopt.optimizers.gradient_descent import gradient_descent
@@ -91,6 +92,7 @@ def test_gradients_of_late_chunks_are_measured(before: int) -> None:
         totals=ClipTotals(address(sums), address(num_done), 0, 1, 0, 1, 1),
         rule=ClipRule(0, np.inf, 1.0, 1.0, 0, 0),
         results=None,
+        decision=NoDecision(),
     )
     assert sums[0] == np.sum(gradient.astype(np.float64) ** 2)
 
