@@ -19,11 +19,7 @@ _DIGEST_BYTES = 8
 
 
 def refuse_differences(of_ranks: Sequence[Mapping[str, str]]) -> None:
-    """Raises ValueError if ranks bring different things.
-
-    Args:
-        of_ranks: What each rank brings, as text by name.
-    """
+    """Raises ValueError if ranks bring different things, as text by name."""
     differences = []
     for name in dict.fromkeys(name for brought in of_ranks for name in brought):
         forms = [brought.get(name, "none") for brought in of_ranks]
@@ -43,11 +39,7 @@ class Agreement:
     """
 
     def __init__(self, check: bool) -> None:
-        """Starts without knowing any optimizer.
-
-        Args:
-            check: Whether values are compared in every step, also those on GPUs.
-        """
+        """With `check`, values are compared in every step, also those on GPUs."""
         self._check = check
         # Those whose first step has been made.
         self._known: WeakSet[Optimizer] = WeakSet()
@@ -61,11 +53,8 @@ class Agreement:
     ) -> None:
         """Compares values of variables and of the optimizer's state, in its first step.
 
-        Args:
-            communicator: This rank's end of the group; all ranks make this call.
-            optimizer: This process's.
-            copies: This rank's copies of the variables, by the names that they have everywhere.
-            what: Describes the step.
+        All ranks call it, with their copies of the variables by the names that these have
+        everywhere.
 
         Raises:
             ValueError: they differ.
@@ -78,13 +67,7 @@ class Agreement:
     def describe_settings(
         self, communicator: Communicator, optimizer: Optimizer, global_step: Any
     ) -> str:
-        """Returns what the first rank of this process brings beside gradients; "" if it is alone.
-
-        Args:
-            communicator: See `compare_values`.
-            optimizer: Likewise.
-            global_step: What counts the step, as the user gave it.
-        """
+        """Returns the settings of this process beside gradients; "" if it is alone."""
         local = communicator.local
         if local.size == communicator.size:
             return ""

@@ -48,15 +48,9 @@ class Chief:
         timeout_s: float,
         stop: StopRequest | None,
     ) -> None:
-        """Keeps what it serves.
+        """Takes a newly opened coordinator, with a worker for each other rank.
 
-        Args:
-            communicator: The chief's end of the group.
-            coordinator: Newly opened, with a worker for each other rank.
-            shared: The variables of the training.
-            valid_dtypes: The dtypes that gradients may have.
-            timeout_s: How long workers have to end when training is over, in seconds.
-            stop: Ends the training when a signal comes.
+        Workers have `timeout_s` seconds to end when training is over.
         """
         self._communicator = communicator
         self._coordinator = coordinator

@@ -126,15 +126,10 @@ class SharedVariables:
         more_variables: Mapping[str, Variable],
         what: str,
     ) -> None:
-        """Compares what all ranks bring; all of them do this.
+        """Compares what all ranks bring, for the purpose `what`; all of them do this.
 
-        Args:
-            communicator: This rank's end of the group.
-            global_step: The variable that counts steps.
-            settings: What else must be the same on all ranks, by name.
-            more_variables: Other variables, by names that are the same on all ranks; their own
-                names need not be.
-            what: What they are compared for, for error messages.
+        Settings must be the same on all ranks, and so must the names of `more_variables`, whose own
+        names need not be.
 
         Raises:
             ValueError: the ranks have other variables or settings.

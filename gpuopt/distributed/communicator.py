@@ -240,11 +240,9 @@ def split_aligned(joined: Any, arrays: Sequence[Any]) -> list[Any]:
 
 
 def say_error(error: BaseException, write: Callable[[object], str] = repr) -> str:
-    """Returns an error's text for other workers, also if it cannot be written or encoded.
+    """Returns an error's text, by `repr` or `str`, also if it cannot be written or encoded.
 
-    Args:
-        error: Anybody's: its `__repr__` may raise, and a file's name in it may not be Unicode.
-        write: `repr` or `str`.
+    Its `__repr__` may raise, and a file's name in it may not be Unicode.
     """
     try:
         text = write(error)
@@ -273,11 +271,7 @@ class Refusal(NamedTuple):
 
 
 def say_who(brought: Sequence[str]) -> str:
-    """Describes things that differ, each with the ranks that bring it.
-
-    Args:
-        brought: What each rank brings.
-    """
+    """Describes things that differ, which ranks bring, each with its ranks."""
     of_thing: dict[str, list[str]] = {}
     for rank, thing in enumerate(brought):
         of_thing.setdefault(thing, []).append(str(rank))

@@ -101,9 +101,7 @@ class Coordinator:
     def can_go_on_with(self, num_present: int, num_finished: int) -> bool:
         """Returns whether the training is as good without a worker that has failed.
 
-        Args:
-            num_present: How many others are there.
-            num_finished: How many others have ended without a failure.
+        Of the others, `num_present` are there, and `num_finished` have ended without a failure.
         """
         return num_present >= self.num_workers_needed
 

@@ -106,12 +106,9 @@ def sum_over_ranks(
 
 
 def add_up_rows(xp: Any, parts: Sequence[tuple[Any, Any]], *, divide: bool) -> tuple[Any, Any]:
-    """Adds up rows of several gradients, each without repeated rows.
+    """Adds up rows of several gradients, (values, indices) each, without repeated rows.
 
-    Args:
-        xp: The array module of the gradients' device.
-        parts: (values [num_rows, ...], indices [num_rows]) of each gradient.
-        divide: Whether each row is divided by the number of gradients that hold it.
+    With `divide`, each row is divided by the number of gradients that hold it.
 
     Returns:
         (values, indices), ascending and unique. Values are added in the order of `parts`.

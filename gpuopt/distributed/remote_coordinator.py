@@ -49,17 +49,7 @@ class RemoteCoordinator(Coordinator):
         total_num_replicas: int,
         timeout_s: float,
     ) -> None:
-        """Takes the chief's first message for granted.
-
-        Args:
-            communicator: This worker's end of the group.
-            shared: The variables of the training.
-            stop: Ends the training when a signal comes.
-            owner: The class of the optimizer whose workers these are.
-            global_step: See `Coordinator`.
-            total_num_replicas: How many workers there are, in all processes.
-            timeout_s: How long a worker waits for its token, in seconds.
-        """
+        """Takes the chief's first message for granted; the optimizer is of class `owner`."""
         self._shared = shared
         super().__init__(
             global_step,

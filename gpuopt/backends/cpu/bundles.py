@@ -115,12 +115,9 @@ class Bundle:
     def update(
         self, forms: Sequence[RuleForm], real: np.dtype[Any], grad: Array | Callable[[], Array]
     ) -> None:
-        """Updates the variables.
+        """Updates the variables by the rule's form of each group, all of one kind.
 
-        Args:
-            forms: The rule's form of each group, all of one kind.
-            real: The type that they compute in.
-            grad: The result of `join`, or a function that calls `join` and returns its result.
+        `grad` is the result of `join`, or a function that calls `join` and returns its result.
         """
         grad = grad() if callable(grad) else grad
         is_plain = self._codecs.are_plain

@@ -65,10 +65,7 @@ class Missed(NamedTuple):
 def up_to_date(stored: Sequence[Array], catch_up: CatchUp, missed: Missed) -> UpToDate:
     """Returns a variable's rows, and the slots', after the steps that they have missed.
 
-    Args:
-        stored: Copies of them, decoded, [num_rows, ...].
-        catch_up: The table's.
-        missed: By each row.
+    `stored` are copies of them, decoded, [num_rows, ...].
     """
     factors, rule = catch_up.factors, catch_up.rule
     var, *slots = stored
@@ -95,12 +92,7 @@ def up_to_date(stored: Sequence[Array], catch_up: CatchUp, missed: Missed) -> Up
 
 
 def _moved(var: Array, move: Array) -> tuple[Array, Array]:
-    """Returns `var - move`, and what its rounding takes from that.
-
-    Args:
-        var: In the type that rules compute in.
-        move: In float64.
-    """
+    """Returns `var - move`, and what its rounding takes from that; `move` is float64."""
     result = (var - move).astype(var.dtype, copy=False)
     rest = ((var.astype(np.float64, copy=False) - result) - move).astype(var.dtype, copy=False)
     rest[~np.isfinite(rest)] = 0  # of infinity
@@ -208,13 +200,9 @@ class CpuLateRows:
 
 
 def bring_up(plan: DensePlan, catch_up: CatchUp, rows: Array | None, limits: CpuLimits) -> None:
-    """Brings rows up to date: the variable's, the slots', and their numbers of steps.
+    """Brings rows of a table up to date: the variable's, the slots', and their numbers of steps.
 
-    Args:
-        plan: Of the table alone.
-        catch_up: The table's.
-        rows: Which, within range; they may repeat. None for all.
-        limits: See `CpuLimits`.
+    `rows` are within range and may repeat; None for all.
     """
     [written] = plan.arrays
     size = written[0].size * len(written)
@@ -313,12 +301,9 @@ def _bring_up_compiled(
 
 
 def count_step(catch_up: CatchUp, rows: Array, scalars: Scalars) -> None:
-    """Counts a step that has updated some rows, which were up to date before.
+    """Counts a step that has updated some rows, which were up to date before and may repeat.
 
-    Args:
-        catch_up: The table's, with room for a step.
-        rows: Which; they may repeat.
-        scalars: Of the step.
+    The table has room for a step.
     """
     factors, now = catch_up.factors, catch_up.now
     step_size, steps, sums = catch_up.step_size(scalars), catch_up.steps, catch_up.sums

@@ -18,13 +18,9 @@ _SCRATCH_BYTES = 6 * 1024 * 1024
 
 
 def chunk_length(form: RuleForm, size: int, threads: int, converted_bytes: int = 0) -> int:
-    """Returns how long chunks should be.
+    """Returns how long chunks should be, for `size` elements that threads share.
 
-    Args:
-        form: The rule's form that updates them.
-        size: How many elements are updated in all.
-        threads: How many threads share the chunks.
-        converted_bytes: How many bytes a thread needs for each element to convert between types.
+    To convert between types, a thread needs `converted_bytes` for each element.
     """
     scratch_bytes = converted_bytes + sum(dtype.itemsize for dtype in form.scratch_dtypes)
     longest = min(form.most_elements, -(-size // threads))
@@ -107,9 +103,7 @@ class Chunks:
     def share(self, update: Callable[[int], None], left: deque[int]) -> None:
         """Updates chunks until none is left; threads that call it at once share them.
 
-        Args:
-            update: Called with the number of a chunk.
-            left: The numbers of the chunks that are left, shared by all callers.
+        `update` is called with the number of each chunk in `left`, which all callers share.
         """
         while left:
             try:
@@ -152,9 +146,7 @@ class Chunks:
     def table(self, gradients: Array | None, itemsize: int = 0) -> Array:
         """Returns the chunks, as `Table` takes them.
 
-        Args:
-            gradients: Of intp: where each variable's begins; None if all are zero.
-            itemsize: The bytes of an element of a gradient.
+        `gradients`, of intp, are where each variable's begins; None if all are zero.
         """
         table = self._table.copy()
         if gradients is not None:

@@ -78,12 +78,9 @@ class CompiledUpdate:
     def update(
         self, gradients: Sequence[Array] | None, scalars: Sequence[Scalars], threads: int
     ) -> None:
-        """Updates the variables.
+        """Updates the variables, by threads that share the work.
 
-        Args:
-            gradients: Those of the variables, and any others; None if they are zero everywhere.
-            scalars: The rule's, of each group.
-            threads: How many share the work.
+        `gradients` may have others beside theirs; None if they are zero everywhere.
         """
         cut = self._cut
         if threads != cut.threads:

@@ -70,15 +70,6 @@ class DensePlan:
         groups: Sequence[int] | None,
         codecs: Codecs,
     ) -> None:
-        """Sorts the variables.
-
-        Args:
-            targets: The variables and their slots.
-            memory: The memory of all these arrays.
-            limits: See `CpuLimits`.
-            groups: See `Backend.plan_dense`.
-            codecs: Likewise.
-        """
         dtype = targets[0].var.dtype
         self.real = np.dtype(compute_type(dtype))
         self.size = sum(target.var.size for target in targets)
@@ -175,9 +166,7 @@ class DensePlan:
     ) -> CompiledUpdate | None:
         """Returns the compiled update of variables that are not `strided`; None if there is none.
 
-        Args:
-            rule: The rule.
-            gradients: One for each variable; None if they are zero everywhere.
+        `gradients` are None if they are zero everywhere.
         """
         types = {self.real} if gradients is None else set(map(_dtype_of, gradients))
         if len(types) > 1 or not (self._compiled_order and environment.settings().compiled):

@@ -38,9 +38,7 @@ class RowGroups(NamedTuple):
 def group_rows(indices: Array, first: int = 0) -> RowGroups:
     """Groups the positions of a vector of non-negative integers by value; rows are ascending.
 
-    Args:
-        indices: The vector.
-        first: The sorted position of the least index.
+    `first` is the sorted position of the least integer.
     """
     size = len(indices)
     positions, rows = _sorted(indices)
@@ -52,11 +50,7 @@ def group_rows(indices: Array, first: int = 0) -> RowGroups:
 
 
 def sum_rows(values: Array, groups: RowGroups) -> tuple[Array, Array]:
-    """Adds up each row's values, in the order of `gpuopt.backends.row_order`.
-
-    Args:
-        values: [num_rows, ...] in the type to add in.
-        groups: From `group_rows`.
+    """Adds up each row's values, [num_rows, ...], in the order of `gpuopt.backends.row_order`.
 
     Returns:
         (sums, order): sums[k] belongs to groups.rows[order[k]].
@@ -157,11 +151,7 @@ def _sorted(numbers: Array) -> tuple[Array, Array]:
 
 
 def _frequent(counts: Array) -> int:
-    """Returns how many groups, the most frequent ones, are best added up one by one.
-
-    Args:
-        counts: How many values each group has, descending.
-    """
+    """Returns how many groups, of descending `counts`, are best added up one by one."""
     calls = np.append(counts, 0)
     calls += _CALLS_PER_GROUP * np.arange(len(calls))
     return int(np.argmin(calls))

@@ -229,12 +229,7 @@ def _update_compiled(
 ) -> None:
     """Adds up each row's values and updates the row, in one pass.
 
-    Args:
-        row_update: See `CompiledRows`.
-        written: [height, ...], the arrays of the variable and its slots, contiguous.
-        values: [num_rows, ...], contiguous, in other memory.
-        groups: Which values belong to which row.
-        threads: How many share the rows.
+    `written` are arrays [height, ...], and `values` [num_rows, ...], contiguous, in other memory.
     """
     update, num_rows = row_update(written, values, groups), len(groups.rows)
     # Threads that share the rows end at about the same time; one alone makes one call.

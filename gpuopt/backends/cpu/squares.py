@@ -39,17 +39,13 @@ extern "C" void sum_chunks(
 
 
 def sum_of_squares(arrays: Sequence[Array], limits: CpuLimits, is_wide: bool = False) -> np.float64:
-    """Returns the sum of the squares of all elements.
+    """Returns the sum of the squares of all elements of arrays of one dtype, in its compute type.
 
     An array's elements are divided into chunks, and a chunk's among 256 lanes, a pack of 16 bytes
     in turn. The squares at one place of a lane's packs are added up in order, then the sums of
     neighbouring places, and at last those of the lanes, each with the one that is half of them
-    further. The sums of chunks, in float64, are added up likewise.
-
-    Args:
-        arrays: Of one dtype; they are squared and added up in its compute type.
-        limits: See `CpuLimits`.
-        is_wide: Whether the sum may be more than float32 holds; else it is infinite then.
+    further. The sums of chunks, in float64, are added up likewise. With `is_wide`, the sum may be
+    more than float32 holds; else it is infinite then.
     """
     return ignore_fp_warnings(_sum_of_squares, arrays, limits, is_wide)
 

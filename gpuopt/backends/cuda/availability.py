@@ -65,11 +65,7 @@ def installed(distribution: str) -> str | None:
 
 
 def why_no_gpu(driver: Driver | None = None) -> str | None:
-    """Returns the first reason why gpuopt cannot use a GPU; None if it can.
-
-    Args:
-        driver: The result of `ask_driver`, if it was called already.
-    """
+    """Returns the first reason why gpuopt cannot use a GPU; None if it can. See `ask_driver`."""
     driver = driver or ask_driver()
     if driver.problem is not None:
         return driver.problem

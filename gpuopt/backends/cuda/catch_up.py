@@ -41,13 +41,7 @@ class CountOfSteps:
     """
 
     def __init__(self, launcher: Launcher, catch_up: CatchUp, real: type[Any]) -> None:
-        """Uploads the data that is not in device memory yet.
-
-        Args:
-            launcher: The device's.
-            catch_up: The table's, with its arrays in device memory.
-            real: The type that the rule computes in.
-        """
+        """Uploads the data that is not in device memory yet; the rule computes in `real`."""
         factors, rule, unnamed = catch_up.factors, catch_up.rule, catch_up.rule.unnamed
         assert unnamed is not None, "an optimizer without it refuses the option"
         self.rule = rule
@@ -79,11 +73,7 @@ class CountOfSteps:
         self.table = LateTable(**addresses, window=factors.window)
 
     def table_from(self, first_key: int) -> LateTable:
-        """Returns the table for kernels that know its rows by their keys.
-
-        Args:
-            first_key: Of its row 0.
-        """
+        """Returns the table for kernels that know its rows by their keys, from that of row 0 on."""
         if not first_key:
             return self.table
         return self.table._replace(last=self.table.last - first_key * np.dtype(np.int32).itemsize)

@@ -170,16 +170,7 @@ class CudaClips:
         scalings: CudaLossScalings,
         flag_array: Callable[[Any], Any],
     ) -> None:
-        """Launches nothing.
-
-        Args:
-            launcher: The device's launcher.
-            lock: Lets one thread at a time enqueue work.
-            order: The order of updates, which holds what the launches read.
-            workspaces: Those of the device's streams.
-            scalings: The device's loss scales, which decisions change.
-            flag_array: Returns what kernels read of a row flag, or of None.
-        """
+        """`flag_array` returns what kernels read of a row flag, or of None."""
         self._launcher = launcher
         self._lock = lock
         self._order = order

@@ -148,12 +148,7 @@ class DenseLaunch:
         return found is not None
 
     def point_to_addresses(self, addresses: np.ndarray[Any, Any], version: int | None) -> bool:
-        """Points to gradients that were at these addresses before; returns False if none were.
-
-        Args:
-            addresses: int64 [num_variables].
-            version: The gradients', to be known by from now on; or None.
-        """
+        """Points to gradients that were at these addresses before; returns False if none were."""
         key = addresses.tobytes()
         found = self._lists.get(key)
         if found is None:

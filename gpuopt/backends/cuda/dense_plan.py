@@ -243,14 +243,7 @@ class DensePlan:
     ) -> tuple[DenseLaunch, Sequence[Any]]:
         """Fills the stand-ins, and takes out the current stream's launch, to be given to `end`.
 
-        Args:
-            rule: The rule that the launch applies.
-            gradients: One for each target.
-            version: From `accept`; None if unknown.
-            scalars: Those of each group.
-            record: See `Backend.apply_dense`.
-            refused: The row flag that the kernel reads.
-            stream: The current one.
+        The arguments are those of `Backend.apply_dense`; kernels read the flag `refused`.
 
         Returns:
             (the launch, arrays to keep until it is enqueued).
@@ -410,10 +403,8 @@ class _Memory:
     ) -> list[int]:
         """Returns which of other ranges overlap these, unless they are a variable's own.
 
-        Args:
-            starts: Where the ranges begin.
-            sizes: Theirs, in bytes.
-            is_as_wide: Whether elements there are as wide as those of variables.
+        Sizes are in bytes; `is_as_wide` is whether elements there are as wide as those of
+        variables.
         """
         overlap = _overlap(self._starts, self._ends, starts, starts + sizes)
         return np.flatnonzero(overlap & ((starts != self._own) | (not is_as_wide))).tolist()
@@ -425,14 +416,7 @@ def _overlap(
     starts: np.ndarray[Any, Any],
     ends: np.ndarray[Any, Any],
 ) -> np.ndarray[Any, Any]:
-    """Returns which ranges overlap a written one.
-
-    Args:
-        written_starts: Where the written ranges begin, in ascending order.
-        written_ends: Where they end, in ascending order.
-        starts: Where the ranges begin that are asked about.
-        ends: Where they end.
-    """
+    """Returns which ranges overlap a written one; written starts and ends are ascending."""
     # More written ones begin before the end than end at or before the start.
     num_begun = np.searchsorted(written_starts, ends, "left")
     return (num_begun > np.searchsorted(written_ends, starts, "right")) & (starts < ends)

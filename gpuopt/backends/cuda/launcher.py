@@ -319,11 +319,9 @@ class LaunchSequence:
             self._readers.append((launch, rows))
 
     def start(self, rows: Any = None, **arguments: Any) -> None:
-        """Starts all launches on the current stream.
+        """Starts all launches on the current stream, with new values of some arguments.
 
-        Args:
-            rows: The gradient's rows, which are not kept.
-            **arguments: New values; those that are not named stay as they were.
+        The gradient's rows are not kept.
         """
         for name, given in arguments.items():
             before = self._last.get(name, self)

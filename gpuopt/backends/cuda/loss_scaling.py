@@ -55,13 +55,6 @@ class CudaLossScalings:
     """See `LossScalings`."""
 
     def __init__(self, launcher: Launcher, lock: Lock, order: UpdateOrder) -> None:
-        """Makes none yet.
-
-        Args:
-            launcher: The device's launcher.
-            lock: Lets one thread at a time enqueue work.
-            order: The order of updates, which loss scales are in like variables.
-        """
         self._launcher = launcher
         self._lock = lock
         self._order = order

@@ -143,11 +143,9 @@ class UpdateOrder:
                 self._wait(last, stream)
 
     def end_reading(self, read: Iterable[Updated], kept: Sequence[Any] = ()) -> None:
-        """Makes the next updates of these identities wait for the current stream's work so far.
+        """Makes the next updates of identities wait for the current stream's work so far.
 
-        Args:
-            read: The identities that were read, after `follow`.
-            kept: See `end`.
+        `follow` was called for them; see `end` for `kept`.
         """
         stream = self.in_flight.current_stream()
         event = self._launcher.record()

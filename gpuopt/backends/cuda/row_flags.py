@@ -44,14 +44,6 @@ class CudaRowFlags:
         order: UpdateOrder,
         workspaces: Workspaces,
     ) -> None:
-        """Makes none yet.
-
-        Args:
-            launcher: The device's launcher.
-            lock: Lets one thread at a time enqueue work.
-            order: The order of updates, which flags are in like variables.
-            workspaces: Those of the device's streams.
-        """
         self._launcher = launcher
         self._lock = lock
         self._order = order

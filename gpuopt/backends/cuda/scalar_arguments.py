@@ -35,12 +35,7 @@ class ScalarArguments:
         self._many = Constants(launcher)
 
     def of(self, scalars: Sequence[Scalars], record: StepRecord = NOTHING_KNOWN) -> dict[str, Any]:
-        """Returns the kernel's arguments by name.
-
-        Args:
-            scalars: Those of each group; of a scaled rule, for each count.
-            record: See `Backend.apply_dense`.
-        """
+        """Returns the kernel's arguments by name, given the scalars of each group and count."""
         if not self._has_groups:
             return {"scalars": kernels.scalars_of(self._rule, scalars[0]), "many_scalars": None}
         names = self._rule.scalars

@@ -283,17 +283,9 @@ def add_pieces(
     gradients: Mapping[str, Any],
     refused: Any,
 ) -> Any:
-    """Adds the sums of runs' parts; returns the array that they are written to.
+    """Adds the sums of runs' parts; returns the array that they are written to, from `workspace`.
 
-    Args:
-        sequence: Takes `refused`, `only_gradient` and `gradients` anew at each start.
-        launcher: The device's launcher.
-        workspace: Provides the array that is returned.
-        rows: The sorted rows.
-        dtype: The gradients'.
-        width: How many elements a row has.
-        gradients: The kernel's arguments `only_gradient`, `gradients` and `num_tables`.
-        refused: A row flag. If it is set, nothing is done.
+    The sequence takes `refused`, `only_gradient` and `gradients` anew at each start.
     """
     num_pieces, num_stretches = -(-rows.num_rows // PIECE), -(-rows.num_rows // STRETCH)
     real = np.dtype(compute_type(dtype))

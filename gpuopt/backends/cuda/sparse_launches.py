@@ -136,14 +136,10 @@ class SparseLaunches:
         refused: Any,
         variable: int = 0,
     ) -> None:
-        """Updates the tables on the current stream.
+        """Updates tables of the kind's heights, in its order, on the current stream.
 
-        Args:
-            tables: Of the kind's heights, in its order.
-            scalars: The scalars of both rules, by name: those of each group.
-            record: See `Backend.apply_sparse`.
-            refused: A row flag. If it is set, nothing is written.
-            variable: The number that the flag gets if rows are out of range.
+        If the flag `refused` is set, nothing is written. It gets the number `variable` if rows are
+        out of range.
         """
         self._tables.start(tables, refused, variable)
         if self._kind.other_rows is not None:

@@ -56,13 +56,7 @@ class Exchange:
     """
 
     def __init__(self, mpi: Any, comm: Any, timeout_s: float) -> None:
-        """Takes over a communicator.
-
-        Args:
-            mpi: The module `mpi4py.MPI`.
-            comm: Its communicator, for these messages alone.
-            timeout_s: How long a rank waits for the others, in seconds.
-        """
+        """Takes over a communicator of mpi4py's, for these messages alone."""
         self.mail = Mail(mpi, comm)
         self.rank = self.mail.rank
         self.size = self.mail.size
@@ -195,12 +189,7 @@ class Exchange:
         return headers
 
     def call(self, what: str, announced: Sequence[Announced], details: str = "") -> Call:
-        """Begins a call in which blocks are sent and received one after the other.
-
-        Args:
-            what: See `exchange`.
-            announced: What is sent to each rank.
-            details: See `exchange`.
+        """Begins a call in which blocks are sent and received one after the other; see `exchange`.
 
         Returns:
             A context, which sends headers at its beginning, and at its end waits for all blocks
@@ -214,12 +203,7 @@ class Exchange:
         return Call(self, description, headers, WaitForRanks(what, self._timeout_s, self.has_core))
 
     def break_off(self, what: str, error: BaseException, is_announced: bool) -> None:
-        """Ends the run if an error in a call keeps this rank from what it has announced.
-
-        Args:
-            what: Describes the call.
-            error: What was raised in it.
-            is_announced: Whether others wait for blocks that will not come.
+        """Ends the run if an error in a call keeps this rank from what it has announced to others.
 
         Raises:
             WorkerFailedError: it is an error of MPI's.

@@ -37,11 +37,7 @@ def this_host() -> Host:
 
 
 def find_neighbours(communicator: Communicator, what: str) -> tuple[int, bool]:
-    """Finds the ranks of this host; rank 0 prints the process of each rank.
-
-    Args:
-        communicator: Its ranks are processes, and all make this call.
-        what: Describes the call.
+    """Finds the ranks of this host, which are processes; rank 0 prints the process of each rank.
 
     Returns:
         This rank's place among those of its host, and whether there is a core for each of them.

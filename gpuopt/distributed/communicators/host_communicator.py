@@ -102,26 +102,13 @@ class HostCommunicator(Communicator):
     ) -> list[Any]:
         """Reduces flat arrays in host memory, in rank order, to the same bits on every rank.
 
-        Args:
-            sizes: Those of the arrays.
-            load: Called once for each array.
-            op: See `Communicator.all_reduce`.
-            what: Describes the call.
-            details: What else must be the same on all ranks.
-
-        Returns:
-            The results.
+        Each is loaded once. Like `what`, `details` must be the same on all ranks.
         """
         raise NotImplementedError
 
 
 def run_rank(meeting: Exchange | StoreMeeting, call: Callable[[], Any]) -> list[Any]:
-    """Makes a run of the only rank of this process; see `RankGroup.run`.
-
-    Args:
-        meeting: The rank's.
-        call: Calls the function of the run.
-    """
+    """Makes a run of the only rank of this process by `call`; see `RankGroup.run`."""
     meeting.check_no_run()
     try:
         meeting.begin_run()

@@ -49,17 +49,10 @@ def place_in_job() -> Place:
 
 
 def refuse_if_alone(what: str, size: int, advice: str) -> None:
-    """Raises an error if a group has one process, and the environment shows several.
+    """Raises RuntimeError if a group has one process, and the environment shows several.
 
-    Each of them would train a model of its own.
-
-    Args:
-        what: The subject of the error: the group's class, or the library that counted processes.
-        size: How many processes the group has.
-        advice: What to do instead.
-
-    Raises:
-        RuntimeError: as above.
+    Each of them would train a model of its own. The subject of the error, `what`, is the group's
+    class, or the library that counted processes.
     """
     place = place_in_job()
     if size == 1 < place.size:
@@ -71,11 +64,7 @@ def refuse_if_alone(what: str, size: int, advice: str) -> None:
 
 
 def warn_if_local(what: str) -> None:
-    """Warns, once in a process and in rank 0 alone, that each process trains by itself.
-
-    Args:
-        what: The name of the class whose ranks are all in this process.
-    """
+    """Warns, once in a process and in rank 0 alone, that each process trains by itself."""
     global _has_warned
     place = place_in_job()
     if place.size > 1 and place.rank == 0 and not _has_warned:

@@ -42,12 +42,7 @@ class Mail:
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
-        """Takes over a communicator.
-
-        Args:
-            mpi: The module `mpi4py.MPI`.
-            comm: Its communicator, for these messages alone.
-        """
+        """Takes over a communicator of mpi4py's, for these messages alone."""
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         # Sends go to the next ranks first, so that not all of them go to rank 0 at once.

@@ -54,17 +54,9 @@ class Messages:
     def receive(
         self, ranks: Iterable[int], timeout_s: float
     ) -> tuple[int, bytes | GpuoptError] | None:
-        """Waits for a message of one of several ranks.
+        """Does what `MessagingCommunicator.receive` does, of pickled objects.
 
         A rank that is still sending does not hold up the others.
-
-        Args:
-            ranks: Whose messages count; of two that are there, the first one's is returned.
-            timeout_s: How long to wait, in seconds.
-
-        Returns:
-            (rank, message), or None if none has come in time. In place of a message, a rank that
-            has failed or finished gives the error that says so, each time it is asked.
 
         Raises:
             ValueError: a rank makes another call.

@@ -152,11 +152,7 @@ def bytes_of(array: Any) -> Bytes:
 def fold(parts: Sequence[Any], op: ReduceOp, subtotal: Any, total: Any) -> None:
     """Reduces arrays in their order.
 
-    Args:
-        parts: At least one.
-        op: See `Communicator.all_reduce`.
-        subtotal: Memory for all results but the last one; may be `parts[0]`, or `total`.
-        total: Memory for the last one.
+    `subtotal` is memory for all results but the last one, and may be `parts[0]` or `total`.
     """
     if len(parts) == 1:
         total[...] = parts[0]

@@ -165,12 +165,7 @@ class Table:
     """
 
     def __init__(self, chunks: Chunk, num_joined: int = 0) -> None:
-        """Takes chunks.
-
-        Args:
-            chunks: Of intp, contiguous: each row is an `Update::Chunk` of kernels/cpu/update.hpp.
-            num_joined: See above.
-        """
+        """Takes chunks, of intp: each row is an `Update::Chunk` of kernels/cpu/update.hpp."""
         self._chunks = chunks
         self.address = address_of(chunks)
         self.num_chunks = ctypes.c_longlong(len(chunks))
@@ -284,14 +279,10 @@ class CompiledRows:
 def compiled_rule(
     rule: UpdateRule, real: np.dtype[Any], stored: Stored | None = None
 ) -> CompiledRule | None:
-    """Returns the compiled form of a rule.
+    """Returns the compiled form of a rule, for arrays that are `stored` so.
 
-    There is none without a compiler, or if C++ cannot update arrays that are stored so.
-
-    Args:
-        rule: The rule.
-        real: The type that it computes in.
-        stored: How arrays are stored; None if all are of that type.
+    By default they are of the type that it computes in. There is none without a compiler, or if C++
+    cannot update such arrays.
     """
     if why_not_compiled() is not None:
         return None
@@ -303,12 +294,9 @@ def compiled_rule(
 def compiled_rows(
     rule: UpdateRule, real: np.dtype[Any], stored: Stored | None = None
 ) -> CompiledRows | None:
-    """Returns the compiled form of a rule for rows of a table; None where there is none.
+    """Returns the compiled form of a rule for rows of a table; see `compiled_rule`.
 
-    Args:
-        rule: See `compiled_rule`.
-        real: Likewise.
-        stored: Likewise. The values that are summed are of the type that the rule computes in.
+    The values that are summed are of the type that the rule computes in.
     """
     if why_not_compiled() is not None:
         return None

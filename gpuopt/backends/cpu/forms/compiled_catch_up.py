@@ -120,12 +120,7 @@ class CompiledCatchUp:
     ) -> Callable[[int, int], object]:
         """Does what `CompiledRows.row_update` does, of rows that are first brought up to date.
 
-        Args:
-            scalars: Those of the rule that updates the rows, in its order.
-            first_number: See there.
-            written: Likewise.
-            values: Likewise.
-            groups: Likewise.
+        `scalars` are those of the rule that updates the rows, in its order.
         """
         given = RowArguments(written, values, groups, first_number, scalars)
         return partial(given.call, partial(self._call, self._library.update_late_rows))

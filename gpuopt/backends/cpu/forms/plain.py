@@ -63,11 +63,7 @@ class PlainRule:
 
 
 def _mean_squares(rows: Chunk) -> Chunk:
-    """Returns the mean of each row's squares, [num_rows, 1], as kernels/cpu/update.hpp adds them.
-
-    Args:
-        rows: [num_rows, width], contiguous.
-    """
+    """Returns the mean of each row's squares, [num_rows, 1], as C++ adds them."""
     squares: Chunk = rows * rows
     num_rows, width = squares.shape
     if width == 1:
