@@ -104,8 +104,7 @@ class MeasuredTables:
             results=None,
             decision=decision or _NO_DECISION,
         )
-        takes = ("refused", "totals", "rule", "results", "only_gradient", "gradients", "decision")
-        self._measure.add(launch, takes)
+        self._measure.add(launch)
 
     def start(
         self,

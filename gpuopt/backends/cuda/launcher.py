@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -298,22 +298,19 @@ class LaunchSequence:
 
     def __init__(self) -> None:
         self._launches: list[Launch] = []
-        # Those that take an argument of `start`, by its name.
+        # By the names of their parameters.
         self._takers: dict[str, list[Launch]] = {}
         # (a launch that reads the gradient's rows, the name of its parameter)
         self._readers: list[tuple[Launch, str]] = []
         self._last: dict[str, Any] = {}
 
-    def add(self, launch: Launch, takes: Iterable[str] = (), rows: str | None = None) -> None:
-        """Adds a launch after the others.
+    def add(self, launch: Launch, rows: str | None = None) -> None:
+        """Adds a launch after the others, with the arguments of its first start.
 
-        Args:
-            launch: The launch, which has the arguments of its first start.
-            takes: The names of parameters that `start` may be given.
-            rows: The name of the parameter that takes the gradient's rows, if there is one.
+        `rows` is the name of the parameter that takes the gradient's rows, if there is one.
         """
         self._launches.append(launch)
-        for name in takes:
+        for name in launch.kernel.parameters:
             self._takers.setdefault(name, []).append(launch)
         if rows is not None:
             self._readers.append((launch, rows))

@@ -30,8 +30,6 @@ from gpuopt.backends.cuda.structs import IndexList, SortedRows, TableGradient
 from gpuopt.backends.cuda.workspace import Constants, Workspace
 from gpuopt.backends.row_order import MAX_ROWS, MAX_SHORT_KEYS, PIECE, STRETCH, num_keys
 
-_REFUSED: tuple[str, ...] = ("refused",)
-
 
 def no_rows(workspace: Workspace) -> SortedRows:
     """Returns what a sort of no row would."""
@@ -89,7 +87,7 @@ def add_sort(
             sorted_positions=found.positions,
             refused=refused,
         )
-        sequence.add(launch, _REFUSED, rows="source")
+        sequence.add(launch, rows="source")
         return found
     divided = shares(size)
     counts = workspace.take("counts", NUM_DIGITS * divided.num_shares, "uint32")
@@ -114,14 +112,12 @@ def add_sort(
         if checks and source is rows:
             kernel = kernels.check_and_count_digits(name_of(rows.dtype))
             given |= {"height": height, "variable": 0}
-            takes = (*_REFUSED, "variable")
         else:
             kernel = kernels.count_digits(name_of(source.dtype))
             given["shift"] = shift
-            takes = _REFUSED
         launch = launcher.bind(kernel, divided.num_shares, SORT_THREADS, **given)
         reads = "keys" if source is rows else None
-        sequence.add(launch, takes, rows=reads)
+        sequence.add(launch, rows=reads)
         # The last digit's pairs go to the returned arrays.
         side = (len(shifts) - 1 - digit) % 2
         launch = launcher.bind(
@@ -138,7 +134,7 @@ def add_sort(
             sorted_positions=positions[side],
             refused=refused,
         )
-        sequence.add(launch, _REFUSED, rows=reads)
+        sequence.add(launch, rows=reads)
         source = keys[side]
     return found
 
@@ -248,7 +244,7 @@ class SortedTables:
                 keys=rows,
                 refused=refused,
             )
-            self.sort.add(launch, ("refused", "lists", "num_lists"))
+            self.sort.add(launch)
         # A single table's keys are its rows: they may be as many as 32 bits can number.
         height = tables[0].height if self.is_single else self.num_keys
         checks = self._kind.checks
@@ -303,5 +299,5 @@ def add_pieces(
             lanes_per_row=lanes,
             refused=refused,
         )
-        sequence.add(launch, ("refused", "only_gradient", "gradients"))
+        sequence.add(launch)
     return parts

@@ -121,7 +121,7 @@ class SparseLaunches:
         if kind.tables.num_rows:
             rows = self._tables.add_sort(workspace, tables, refused)
             if touched is not None:
-                self._tables.sort.add(self._bind_marks(rows, touched, refused), ("refused",))
+                self._tables.sort.add(self._bind_marks(rows, touched, refused))
         elif kind.missed is not None:  # a step of no row is counted
             rows = no_rows(workspace)
         else:
@@ -215,8 +215,7 @@ class SparseLaunches:
             **of_tables,
             "refused": refused,
         }
-        launch = self._bind_update(workspace, touched, arguments)
-        self._update.add(launch, ("refused", *of_tables, *given))
+        self._update.add(self._bind_update(workspace, touched, arguments))
 
     def _bind_update(
         self, workspace: Workspace, touched: Any, arguments: Mapping[str, Any]

@@ -467,9 +467,8 @@ class Recording(EmulatorLauncher):
             self.launched.append(kernel.function)
             start()
 
-        return cast(
-            Launch, SimpleNamespace(replace=launch.replace, forget=launch.forget, start=noted)
-        )
+        of_launch = {"kernel": kernel, "replace": launch.replace, "forget": launch.forget}
+        return cast(Launch, SimpleNamespace(**of_launch, start=noted))
 
 
 BY_THE_SORT = ["check_and_count_digits", "move_rows"]
