@@ -13,10 +13,9 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
 from gpuopt.distributed.agreement import Agreement
-from gpuopt.distributed.broadcasting import take_value_of_rank_0
 from gpuopt.distributed.communicator import Communicator, RankGroup
 from gpuopt.distributed.communicators import default_group
-from gpuopt.distributed.first_rank import call_in_first_rank, call_in_rank_0
+from gpuopt.distributed.first_rank import call_in_first_rank, call_in_rank_0, take_value_of_rank_0
 from gpuopt.distributed.mirrored import (
     MirroredVariable,
     MirroredVariables,

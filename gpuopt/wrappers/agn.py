@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
-from gpuopt.distributed.broadcasting import broadcast_all
+from gpuopt.distributed.first_rank import broadcast_all
 from gpuopt.distributed.wrapper import inner_optimizers
 from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizer import Optimizer

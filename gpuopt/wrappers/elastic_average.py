@@ -11,7 +11,7 @@ from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.checkpoint import Saver
 from gpuopt.device import device_of
-from gpuopt.distributed.broadcasting import broadcast_all
+from gpuopt.distributed.first_rank import broadcast_all
 from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.pairs import Gradient

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
-from gpuopt.distributed.broadcasting import take_value_of_rank_0
 from gpuopt.distributed.communicator import Communicator
 from gpuopt.distributed.communicators import SingleCommunicator
+from gpuopt.distributed.first_rank import take_value_of_rank_0
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
 from gpuopt.variables.row_changes import register

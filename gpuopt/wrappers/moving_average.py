@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from gpuopt.checkpoint import Saver
-from gpuopt.checkpoint.swapping_saver import SwappingSaver
+from gpuopt.checkpoint.saver import SwappingSaver
 from gpuopt.device import Device
 from gpuopt.optimizer import Optimizer
 from gpuopt.state.copies import Changes

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuopt.distributed.broadcasting import broadcast_all
 from gpuopt.distributed.communicator import say_who
+from gpuopt.distributed.first_rank import broadcast_all
 from gpuopt.distributed.wrapper import check_inside_of_workers
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.additions import Forget, nothing_to_forget

@@ -33,9 +33,9 @@ from gpuopt.distributed import (
     SingleGroup,
     ThreadGroup,
 )
-from gpuopt.distributed.communicators import nccl_communicator, nccl_library, nccl_link
+from gpuopt.distributed.communicators import nccl, nccl_library, nccl_link
 from gpuopt.distributed.communicators.host import Host
-from gpuopt.distributed.communicators.nccl_communicator import CHECKED_CALLS
+from gpuopt.distributed.communicators.nccl import CHECKED_CALLS
 
 pytestmark = pytest.mark.gpu
 
@@ -303,7 +303,7 @@ def test_hosts_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
     group = group_of()
     hosts = iter([Host("localhost", "one start"), Host("localhost", "another")])
     monkeypatch.setattr(nccl_link, "place_of", lambda index: "0000:01:00.0")
-    monkeypatch.setattr(nccl_communicator, "this_host", lambda: next(hosts))
+    monkeypatch.setattr(nccl, "this_host", lambda: next(hosts))
     outcomes = group.run(lambda rank: rank.all_reduce(ones(rank)).get().tolist())
     assert outcomes == [[2, 2, 2]] * 2
 

@@ -28,7 +28,7 @@ from gpuopt import IndexedSlices, ParameterGroup, Variable
 from gpuopt.backends import using
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.checkpoint.swapping_saver import SwappingSaver
+from gpuopt.checkpoint.saver import SwappingSaver
 from gpuopt.device import Device
 from gpuopt.rules.split import split
 from gpuopt.state.masters import SplitMaster

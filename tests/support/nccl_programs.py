@@ -14,7 +14,7 @@ from rank_process import train
 
 import gpuopt
 from gpuopt.distributed import Communicator, MPIGroup, NCCLGroup
-from gpuopt.distributed.communicators.nccl_communicator import CHECKED_CALLS
+from gpuopt.distributed.communicators.nccl import CHECKED_CALLS
 
 LONG_S = 20.0
 SHORT_S = 0.5

@@ -21,7 +21,7 @@ from naive_communicator import ProcessGroup
 
 import gpuopt
 from gpuopt.distributed import NCCLGroup, PerReplica, RankGroup
-from gpuopt.distributed.communicators.nccl_communicator import CHECKED_CALLS
+from gpuopt.distributed.communicators.nccl import CHECKED_CALLS
 
 LONG_S = 20.0
 SHORT_S = 1.0

@@ -3,8 +3,7 @@
 from gpuopt.distributed.communicator import RankGroup
 from gpuopt.distributed.communicators.launcher import warn_if_local
 from gpuopt.distributed.communicators.mpi import MPICommunicator, MPIGroup
-from gpuopt.distributed.communicators.nccl import NCCLGroup
-from gpuopt.distributed.communicators.nccl_communicator import NCCLCommunicator
+from gpuopt.distributed.communicators.nccl import NCCLCommunicator, NCCLGroup
 from gpuopt.distributed.communicators.single import SingleCommunicator, SingleGroup
 from gpuopt.distributed.communicators.threads import ThreadCommunicator, ThreadGroup
 from gpuopt.distributed.communicators.torch_group import TorchCommunicator, TorchGroup
