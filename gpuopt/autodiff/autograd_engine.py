@@ -179,14 +179,9 @@ def _backward(
 ) -> None:
     """Goes through the recorded nodes in reverse order, and frees them on the way.
 
-    A node's gradient is final when all nodes that used its result have added their parts.
-
-    Args:
-        end: The node of the loss's result.
-        seed: The gradient by this result.
-        leaves: The variables that were read, by node.
-        deliver: Called with each variable's gradient as soon as it is final.
-        copy_if_shared: Applied to each part of a gradient.
+    A node's gradient is final when all nodes that used its result have added their parts, each
+    after `copy_if_shared`. A variable's, of the node that it was read by, is then given to
+    `deliver`.
     """
     pending: dict[LossNode, tuple[Any, bool]] = {end: (seed, False)}
     uses = _count_uses(end)

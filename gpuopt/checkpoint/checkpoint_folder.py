@@ -50,9 +50,6 @@ def next_time(folder: Path) -> int:
 
     So the order of checkpoints is right even if the clock is set back. Once a file has the latest
     time that 64 bits can hold, as a forged one may, files are ordered by their time of writing.
-
-    Args:
-        folder: The folder's path, without links.
     """
     if folder not in _newest:
         _newest[folder] = max(checkpoint_files(folder).values(), default=0)

@@ -52,12 +52,7 @@ MOST_TENSORS = 1024
 def header_checksum(
     metadata: Mapping[str, str], entries: Mapping[str, tuple[str, Sequence[int]]]
 ) -> str:
-    """Returns the checksum of everything in a header but itself.
-
-    Args:
-        metadata: The header's metadata, without "header_checksum".
-        entries: The dtype and the shape of each tensor, in the format's terms, by its name.
-    """
+    """Returns the checksum of all in a header but itself; entries are dtypes and shapes."""
     # As json.dumps writes it, in a fifth of the time.
     listed = []
     for name in sorted(entries):

@@ -119,14 +119,8 @@ def read_values(
 ) -> Restoration:
     """Reads a checkpoint's values for these variables and optimizers.
 
-    Args:
-        checkpoint: The opened checkpoint.
-        saved: Which of its tensors belong to which optimizer.
-        named: Variables by their names in the checkpoint.
-        places: What takes the value of each of these names.
-        optimizers: The optimizers whose state is restored.
-        deferred: Whether values without a variable wait for it.
-        strict: Whether values without a variable are an error, unless they wait.
+    Each of the variables' names has a place that takes the value. With `deferred`, values without a
+    variable wait for it; else they are an error if `strict`.
 
     Raises:
         CheckpointError: a value is missing, or has no variable.
@@ -196,12 +190,7 @@ def fitted(name: str, value: Array, named: Variable, place: Variable) -> Array:
     The average of a 16-bit variable is float32, and may be saved in 16 bits, as earlier versions
     and TensorFlow keep it, and a `SwappingSaver` saves it: each is restored as the other, and as
     the variable. A whole number, as a global step, may have another type than here that holds it.
-
-    Args:
-        name: The value's.
-        value: Of the checkpoint.
-        named: The variable of this name.
-        place: What takes the value: `named`, or what it is swapped with.
+    The value goes to `place`: `named`, the variable of its name, or what that is swapped with.
 
     Raises:
         ValueError: its shape or dtype does not fit.

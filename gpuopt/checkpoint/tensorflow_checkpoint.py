@@ -226,15 +226,7 @@ def _share_out(
     alike: Sequence[_Owner],
     sets: Sequence[Sequence[str]],
 ) -> list[tuple[_Owner, Sequence[str]]]:
-    """Says whose a variable's slots are.
-
-    Args:
-        names: The checkpoint's.
-        name: What the checkpoint calls the variable.
-        variable: The variable, or None if it does not exist yet.
-        alike: The optimizers of one kind.
-        sets: The names of each set of slots.
-    """
+    """Says which of several optimizers of one kind a variable's sets of slots belong to."""
     having = [owner for owner in alike if owner.has_slots(variable)]
     if not sets and having:
         names.refuse_missing(_slot(having[0].kind[0], name), name)

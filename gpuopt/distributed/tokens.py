@@ -51,11 +51,8 @@ class TokenQueue:
     def __init__(self, policy: TokenPolicy, step: int, num_tokens: int, per_round: int) -> None:
         """Makes a queue.
 
-        Args:
-            policy: See `SyncReplicasOptimizer.start`.
-            step: The step that is gathered for.
-            num_tokens: How many tokens there are before the first step.
-            per_round: How many tokens a round adds, under the policy "tf".
+        There are `num_tokens` tokens for `step` before the first round, of which each adds
+        `per_round` under the policy "tf"; see `SyncReplicasOptimizer.start`.
         """
         self.step = step
         self.num_rounds = 0
@@ -69,11 +66,7 @@ class TokenQueue:
         return len(self._tokens)
 
     def end_round(self, step: int) -> None:
-        """Counts a round, and adds its tokens.
-
-        Args:
-            step: The step of the next round: the same step again if the round was skipped.
-        """
+        """Counts a round, and adds its tokens; `step` is the same again if it was skipped."""
         self.step = step
         self.num_rounds += 1
         if not self._is_per_step:

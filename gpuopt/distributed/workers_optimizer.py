@@ -246,12 +246,8 @@ def raise_refusal(optimizer: Optimizer) -> None:
 def check_counter(global_step: Any, why: str) -> Variable:
     """Returns the variable that counts steps.
 
-    Args:
-        global_step: What the user gave.
-        why: What its being an integer is for.
-
     Raises:
-        TypeError: it is no scalar integer variable.
+        TypeError: it is no scalar integer variable, as it must be because of `why`.
     """
     step = checked_global_step(global_step)
     if step.dtype.kind not in "iu":

@@ -211,11 +211,7 @@ def inner_optimizers(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 
 def check_inside_of_workers(optimizer: Any, outer: str) -> Optimizer:
-    """Returns the optimizer that one for workers is to wrap.
-
-    Args:
-        optimizer: What the user gave.
-        outer: The class of the one for workers.
+    """Returns the optimizer that one for workers, of the class `outer`, is to wrap.
 
     Raises:
         TypeError: it is no optimizer.

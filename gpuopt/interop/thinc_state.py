@@ -25,12 +25,7 @@ _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def save_state(optimizer: Any, num_steps: int, models: Sequence[Any]) -> bytes:
-    """Returns an optimizer's state; see `Optimizer.to_bytes`.
-
-    Args:
-        optimizer: With Thinc's attributes.
-        num_steps: How often its schedules have been stepped.
-        models: Those that it has updated.
+    """Returns the state of an optimizer with Thinc's attributes; see `Optimizer.to_bytes`.
 
     Raises:
         ValueError: it has updated a parameter of another model.
@@ -62,14 +57,8 @@ def save_state(optimizer: Any, num_steps: int, models: Sequence[Any]) -> bytes:
 def load_state(optimizer: Any, data: bytes, models: Sequence[Any], num_steps: int) -> int:
     """Gives an optimizer a saved state; see `Optimizer.from_bytes`.
 
-    Args:
-        optimizer: With Thinc's attributes.
-        data: What `save_state` returned.
-        models: Those that it updates.
-        num_steps: How often its schedules have been stepped.
-
     Returns:
-        How often those of the state had been.
+        How often the schedules of the state had been stepped.
 
     Raises:
         ValueError: the state is damaged, does not fit the models, or is behind the schedules.

@@ -66,11 +66,7 @@ _FORM_OF = {form.optimizer: form for form in FORMS.values()}
 
 
 def import_form(form: _Form, parts: Sequence[Part]) -> Imported:
-    """Makes an optimizer of Adam's family of torch's parameter groups.
-
-    Args:
-        form: Which one.
-        parts: The groups, the first for the optimizer's own hyperparameters; checked.
+    """Makes an optimizer of Adam's family of torch's parameter groups, which were checked.
 
     Returns:
         See `Imported`: slots of the variables' shapes and dtypes, and counts of each variable.

@@ -110,9 +110,7 @@ def shared(name: str, groups: Sequence[Settings]) -> bool:
 def arguments_of(numbers: Sequence[Mapping[str, Any]], parts: Sequence[Part]) -> dict[str, Any]:
     """Returns arguments of an optimizer: a group for each part but the first.
 
-    Args:
-        numbers: The hyperparameters of each part; a group gets those that differ from the first's.
-        parts: The parts.
+    A group gets those hyperparameters that differ from the first's.
     """
     own, *others = numbers
     groups = [

@@ -184,12 +184,9 @@ def assign_counts(
     given: Mapping[Variable, Mapping[str, Any]],
     optimizer: CountingOptimizer,
 ) -> None:
-    """Gives variables other counts than they have. Those with equal ones share them from then on.
+    """Gives variables other counts than they have, by the names of slots.
 
-    Args:
-        state: The optimizer's; see `State.keep`.
-        given: All counts of each variable, by the names of slots.
-        optimizer: The optimizer.
+    Those with equal ones share them from then on.
     """
     with writing(), state.lock:
         for variable, number, name in _shared_by_equal(given, optimizer):
@@ -214,13 +211,10 @@ def shared_with_others(
 def separate_counts(
     state: State, variables: Iterable[Variable], settle: Callable[[], None]
 ) -> None:
-    """Gives variables that a step updates counts apart from those of all others.
+    """Gives the variables of a step counts apart from those of all others.
 
-    Args:
-        state: The optimizer's.
-        variables: All of the step.
-        settle: Called before a count is replaced: waits for what GPUs may still refuse or skip, as
-            that would be undone in the old one.
+    Before a count is replaced, `settle` waits for what GPUs may still refuse or skip: that would be
+    undone in the old one.
     """
     if not shared_with_others(state, variables):
         return

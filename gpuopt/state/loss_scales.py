@@ -46,11 +46,7 @@ def note_start(variable: Variable, start: Start) -> None:
 
 
 def refuse_half_saved(names: Iterable[str]) -> None:
-    """Raises ValueError unless a state has all numbers that a loss scale saves together, or none.
-
-    Args:
-        names: The entries of a state that are not slots.
-    """
+    """Raises ValueError if a state has some of the numbers that a loss scale saves together."""
     present = NAMES.intersection(names)
     together: list[tuple[str, ...]] = [(), COUNTS, (SCALE, *COUNTS), (SCALE, *STEPS, *COUNTS)]
     expected = next(each for each in together if present.issubset(each))
@@ -67,10 +63,6 @@ def taken_over(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the variables' values after a load, by name, and the other entries of the state.
 
-    Args:
-        own: The variables, by the names that a state has for them.
-        non_slots: The entries of the state that are not slots.
-
     Raises:
         ValueError: the state has a number that no run makes, or lacks one that is saved with others
             that it has.
@@ -86,12 +78,7 @@ def taken_over(
 
 
 def starts_anew(named: Mapping[str, Variable], saved: Iterable[str]) -> dict[str, Any]:
-    """Returns the values that begin anew when a state is restored, by name.
-
-    Args:
-        named: Variables by the names that a state has for them.
-        saved: The names that are saved.
-    """
+    """Returns the values that begin anew when a state with these names is restored, by name."""
     every = set(saved)
     found = {
         name: _starts[variable.identity]

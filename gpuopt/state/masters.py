@@ -76,13 +76,7 @@ class MasterPair:
     def while_written(
         self, written: Any, work: AbstractContextManager[Any], at: Any = ...
     ) -> Iterator[None]:
-        """Surrounds a write to one of the two, and then writes the other.
-
-        Args:
-            written: The identity of the one.
-            work: A context for the write.
-            at: The index of the written elements.
-        """
+        """Surrounds a write of some elements to one of the two, and then writes the other."""
         with interrupts_put_off():
             try:
                 with work:
@@ -259,10 +253,7 @@ def paired(state: object, variable: Variable, master: Variable) -> MasterPair:
 def check_variables(state: object, variables: Sequence[Variable], masters: Masters) -> None:
     """Raises ValueError for variables that get a master copy, and would not stay in step with it.
 
-    Args:
-        state: Of the optimizer that keeps the copies.
-        variables: Those that are new to it.
-        masters: The kind of copies that it keeps.
+    They are new to the optimizer that keeps the copies, whose state this is.
     """
     for variable in variables:
         if not has_master(variable.dtype):
@@ -293,13 +284,7 @@ def check_variables(state: object, variables: Sequence[Variable], masters: Maste
 def with_copies(
     state: object, identities: Sequence[Identity], write: Callable[[], Result]
 ) -> Callable[[], Result]:
-    """Wraps `write`: afterwards, the master copies of other optimizers get the new weights.
-
-    Args:
-        state: Of the optimizer whose step it is.
-        identities: Those of the variables that are written.
-        write: The function that writes them.
-    """
+    """Wraps `write`: afterwards, the master copies of other optimizers get the new weights."""
     if not [owner for owner in list(owners) if owner() is not state]:
         return write
     pairs = [
@@ -318,12 +303,7 @@ def with_copies(
 
 
 def make_equal(state: object, identities: Iterable[Identity]) -> None:
-    """Has variables and their copies be equal after a step that was not finished.
-
-    Args:
-        state: Of the step's optimizer.
-        identities: Those of the variables that the step may have written.
-    """
+    """Has variables and their copies be equal after a step of this state that was not finished."""
     for identity in identities:
         if isinstance(identity.master_pair, MasterPair):
             identity.master_pair.make_equal(state)
@@ -339,13 +319,9 @@ def _kept_by_another(state: object, pair: Any) -> str:
 
 
 def _in_parts(update: Callable[..., None], at: Any, arrays: Sequence[Any], *parts: Any) -> None:
-    """Calls `update` with some elements of arrays of one shape, in pieces; it writes them.
+    """Calls `update` with the elements `at` of arrays of one shape, in pieces; it writes them.
 
-    Args:
-        update: The function.
-        at: The index of the elements.
-        arrays: The arrays.
-        parts: More arrays, of these elements alone.
+    Arrays of these elements alone come last.
     """
     chosen = [_part(each, at) for each in arrays]
     ignore_fp_warnings(partial(_in_pieces, update, [*chosen, *parts]))

@@ -214,11 +214,7 @@ class State:
     """
 
     def __init__(self, describe: Callable[[], Description]) -> None:
-        """Starts empty.
-
-        Args:
-            describe: A method of the optimizer, which it does not keep alive.
-        """
+        """Starts empty; it does not keep the optimizer alive whose method `describe` is."""
         self.lock = Lock("an optimizer's state")
         self.waiting_slots: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
         self.names_of_paths: dict[str, str] = {}
@@ -623,11 +619,7 @@ class State:
         return scalar
 
     def copy_host_scalars(self, own: Iterable[HostScalar] = ()) -> list[tuple[Variable, Any]]:
-        """Returns the scalars that the host computes with, and their values.
-
-        Args:
-            own: Those among them that belong to variables of a step.
-        """
+        """Returns the scalars that the host computes with, and their values; `own` are a step's."""
         if not self._others and not own:
             return []
         # Without the lock and with few calls: each step does this.

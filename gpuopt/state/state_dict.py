@@ -142,12 +142,7 @@ def _as_json_has_them(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def owners_of_slots(state: State, more: Iterable[Identity] = ()) -> dict[str, Copied]:
-    """Returns the variables and arrays that have slots, or slots that wait; see `to_copy`.
-
-    Args:
-        state: Of an optimizer.
-        more: Others that are returned with them.
-    """
+    """Returns what has slots, or slots that wait, and `more`; see `to_copy`."""
     with state.lock:
         owners = {each for name in state.slot_names() for each in state.table(name)} | {*more}
         owners |= {each for each in state.contested if not state.is_taken_elsewhere(each)}
@@ -420,10 +415,7 @@ def _check_slots(
 def _is_of_no_step(state: State, saved: OptimizerState, variables: Mapping[str, Variable]) -> bool:
     """Whether a state is of before an optimizer's first step, and covers all that has slots here.
 
-    Args:
-        state: Of the optimizer that is to take it over.
-        saved: The state. One that is found by TensorFlow's names lists the slots that are missing.
-        variables: As `saved` names them.
+    One that is found by TensorFlow's names lists the slots that are missing.
     """
     if saved["slots"] or not _own_others(state).isdisjoint(saved["non_slots"]):
         return False
@@ -557,14 +549,7 @@ def _check_slot(
 ) -> None:
     """Raises ValueError unless a value fits a variable's slot, which may still be missing.
 
-    Args:
-        state: Of an optimizer.
-        variable: Whose slot it is.
-        slot_name: The slot's key.
-        name: The variable's name in the state.
-        value: The slot's new value.
-        is_known: Whether a missing slot is known to be of the variable's dtype, and of its shape
-            or `row_shape`.
+    If it `is_known`, it is of the variable's dtype, and of its shape or `row_shape`.
     """
     require_known_owner(variable)
     slot = state.slot(variable, slot_name)

@@ -166,12 +166,7 @@ class Copy:
 
 
 def describe_lost(what: str, names: list[str]) -> str:
-    """Returns the message for what came without its arrays.
-
-    Args:
-        what: As in 'the state of "Adam"'.
-        names: Of the arrays, in the process that pickled them.
-    """
+    """Returns the message for `what` came without its arrays of these names."""
     listed = ", ".join(f'"{name}"' for name in names[:3]) + (", ..." if len(names) > 3 else "")
     return (
         f"{what} came out of a copy or a pickle without the arrays {listed}, and other arrays "

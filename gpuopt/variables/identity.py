@@ -188,9 +188,7 @@ def identity_of(layout: np.ndarray[Any, Any], address: int, owner: Owner) -> Ide
 def move_identity(identity: Identity, place: Identity) -> None:
     """Has a raw array's identity be found by the memory of another one, instead of its own.
 
-    Args:
-        identity: What moves, with its name and all that is kept for it.
-        place: The other array's, which nobody has kept anything for. It is not found any more.
+    The other's `place`, which nobody has kept anything for, is not found any more.
     """
     with _guard:
         old, new = identity._key, place._key

@@ -25,9 +25,7 @@ def is_complex(x: Any) -> bool:
 def summed_to(x: Any, vjp: Vjp | None = None) -> Vjp:
     """Returns a function that brings gradients to the shape and dtype of `x`, which was broadcast.
 
-    Args:
-        x: An argument of an elementwise function. It is not kept alive.
-        vjp: Applied to the gradient first.
+    It applies `vjp` first, and does not keep `x` alive.
     """
     shape, dtype = shape_of(x), getattr(x, "dtype", None)
 

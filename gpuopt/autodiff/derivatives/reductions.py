@@ -32,13 +32,7 @@ _mean, _var, _std = (
 def _by_element(function: Any, a: Any, axis: Any, dtype: Any, where: Any, vjp: Vjp) -> Vjp:
     """Spreads the gradient by a reduction over the elements before `vjp` is applied to it.
 
-    Args:
-        function: The reduction.
-        a: The array that was reduced. It is not kept alive.
-        axis: As numpy takes it.
-        dtype: The reduction's dtype, or None. An integer dtype is refused: sums would be rounded.
-        where: Which elements take part.
-        vjp: Takes and returns an array of a's shape.
+    It does not keep the array alive. An integer dtype is refused: sums would be rounded.
     """
     shape, own_dtype = shape_of(a), dtype_of(a)
     if dtype is not None and np.dtype(dtype).kind in "biu":

@@ -88,12 +88,10 @@ def derivative(function: Any, *makers: MakeVjp | None) -> None:
 
 
 def derivative_by_position(function: Any, maker: Callable[..., Any], *names: str) -> None:
-    """Sets the derivative of a function of any number of arrays.
+    """Sets the derivative of autograd's wrapper of a function of any number of arrays.
 
-    Args:
-        function: autograd's wrapper of a function.
-        maker: Called with (position, result, arguments, options).
-        names: Of the options that are honoured.
+    The maker is called with (position, result, arguments, options); `names` are the options that
+    are honoured.
     """
 
     def make(positions: Any, result: Any, args: Any, options: Any) -> Any:
