@@ -169,7 +169,7 @@ template <class Program>
 constexpr int blocks_of_updates() {
   constexpr bool are_doubles = sizeof(RealOf<Program>) > 4;
   constexpr bool has_average = Program::num_averages > 0;
-  constexpr bool has_more = BesideOf<Program>::num_arrays > 0;
+  constexpr bool has_more = CompanionOf<Program>::num_arrays > 0;
   // Doubles of four arrays take the registers of one block more.
   if (Program::num_row_slots > 0) return are_doubles && Program::num_slots > 2 ? 2 : 3;
   if (Program::first_sum >= 0 && are_doubles) return 2;

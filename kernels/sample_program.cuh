@@ -1,6 +1,6 @@
 // What gpuopt generates from the rule `adam` in gpuopt/optimizers/adam.py, for compilers to read
 // before dense_update.cu, and the program that they read after it, for float32 variables. Then
-// gpuopt::dense_update<gpuopt::adam_78f26089_float_Alone_e3ebf1c5>
+// gpuopt::dense_update<gpuopt::adam_78f26089_float_Alone_bd31d25f>
 // is a kernel. Nothing includes this file; `.venv/bin/python tests/support/tables.py` writes it.
 // clang-format off
 #include "shared/numpy.cuh"
@@ -38,11 +38,11 @@ struct adam_78f26089 : RuleDefaults {
 }
 #endif
 namespace gpuopt {
-struct adam_78f26089_float_Alone_e3ebf1c5 : gpuopt::traced::adam_78f26089 {
+struct adam_78f26089_float_Alone_bd31d25f : gpuopt::traced::adam_78f26089 {
   using Var = float;
   using Slot = float;
   using Gradient = float;
-  using Beside = gpuopt::Alone;
+  using Companion = gpuopt::Alone;
   using GivenScalars = gpuopt::traced::adam_78f26089::Scalars<float>;
 };
 }

@@ -56,30 +56,30 @@ __device__ __forceinline__ void prepare_codes() {
 }
 
 // How many arrays an update writes: a variable, an average if there is one, codes and scales, and
-// the array beside the variable, if there is one.
+// the companion of the variable, if there is one.
 template <class Program>
 constexpr int num_coded_arrays =
-    1 + 2 * Program::num_slots - Program::num_averages + BesideOf<Program>::num_arrays;
+    1 + 2 * Program::num_slots - Program::num_averages + CompanionOf<Program>::num_arrays;
 
-// The addresses of a variable, of its slots' codes, of their scales, and of the array beside the
+// The addresses of a variable, of its slots' codes, of their scales, and of the companion of the
 // variable, passed by value.
 template <class Program>
 using CodedArraysOf = Arrays<num_coded_arrays<Program>>;
 
-// A variable, its average if the rule moves one, the codes of its slots, their scales, and the
-// array beside the variable, if there is one.
+// A variable, its average if the rule moves one, the codes of its slots, their scales, and its
+// companion, if there is one.
 template <class Program>
 struct CodedTarget : Numbered {
   VarOf<Program>* var;
   float* average = nullptr;
   Slots<Program, unsigned char> codes;  // from `Program::num_averages` on
   Slots<Program, float> scales;
-  BesideArray<BesideOf<Program>> beside;
+  CompanionArray<CompanionOf<Program>> companion;
 
-  // `arrays` holds the addresses of the variable, the average, all codes, all scales, and the array
-  // beside the variable.
+  // `arrays` holds the addresses of the variable, the average, all codes, all scales, and its
+  // companion.
   __device__ __forceinline__ explicit CodedTarget(const long long* arrays)
-      : beside(arrays + 1 + 2 * Program::num_slots - Program::num_averages) {
+      : companion(arrays + 1 + 2 * Program::num_slots - Program::num_averages) {
     constexpr int first = Program::num_averages;
     var = reinterpret_cast<VarOf<Program>*>(arrays[0]);
     if constexpr (Program::num_averages > 0) average = reinterpret_cast<float*>(arrays[1]);
@@ -93,7 +93,7 @@ struct CodedTarget : Numbered {
   // Whether lanes' elements are packs of the variable and of its codes, if their first one's
   // number is a multiple of lane_codes.
   __device__ __forceinline__ bool has_packs() const {
-    bool aligned = is_pack_aligned(var) & beside.is_aligned();
+    bool aligned = is_pack_aligned(var) & companion.is_aligned();
     if constexpr (Program::num_averages > 0) aligned &= is_pack_aligned(average);
 #pragma unroll
     for (int k = Program::num_averages; k < Program::num_slots; ++k) {

@@ -15,7 +15,7 @@ using SlotOf = typename Program::Slot;
 template <class Program>
 using GradientOf = typename Program::Gradient;
 template <class Program>
-using BesideOf = typename Program::Beside;
+using CompanionOf = typename Program::Companion;
 // What the rule computes in.
 template <class Program>
 using RealOf = Compute<VarOf<Program>>;
@@ -28,10 +28,10 @@ struct WithTypesOf : OtherRule {
   using Var = VarOf<Program>;
   using Slot = SlotOf<Program>;
   using Gradient = GradientOf<Program>;
-  using Beside = BesideOf<Program>;
+  using Companion = CompanionOf<Program>;
 };
 
-// What is kept beside a variable, in an array after its slots: nothing; or, beside a master copy of
+// The companion of a variable, in an array after its slots: nothing; or, beside a master copy of
 // the weights, the weights in a 16-bit type; or, beside bfloat16 weights, the bits that their
 // master copy has besides.
 struct Alone {
@@ -51,7 +51,7 @@ struct Split {
 // Whether the variable has 16 bits, and no master copy.
 template <class Program>
 constexpr bool drops_bits_of_var =
-    sizeof(VarOf<Program>) == 2 && BesideOf<Program>::num_arrays == 0;
+    sizeof(VarOf<Program>) == 2 && CompanionOf<Program>::num_arrays == 0;
 
 GPUOPT_INLINE constexpr int largest(int first, int second) {
   return first > second ? first : second;

@@ -44,7 +44,7 @@ struct ScaledScalars {
   Scalars of[count];
 };
 
-// The addresses of a variable, its slots, and what is beside it, by value.
+// The addresses of a variable, its slots, and its companion, by value.
 template <int count>
 struct Arrays {
   long long of[count];
@@ -114,7 +114,7 @@ struct ClippedArray {
 struct MeasuredVariable {
   // The variable's number among those of the plan.
   long long number;
-  // The addresses of the variable, and of what is beside it, if anything is.
+  // The addresses of the variable, and of its companion, if it has one.
   long long arrays[2];
   // See `RuleInputs.bounds`.
   double bound;

@@ -9,19 +9,19 @@ namespace gpuopt {
 
 // How many arrays an update writes.
 template <class Program>
-constexpr int num_arrays = 1 + Program::num_slots + BesideOf<Program>::num_arrays;
+constexpr int num_arrays = 1 + Program::num_slots + CompanionOf<Program>::num_arrays;
 
 template <class Program>
 using ArraysOf = Arrays<num_arrays<Program>>;
 template <class Program>
 using VariableOf = Variable<num_arrays<Program>>;
 
-// What is kept beside a variable: an array of as many elements, or nothing.
+// The companion of a variable: an array of as many elements, or nothing.
 template <class Kept>
-struct BesideArray {
+struct CompanionArray {
   typename Kept::Element* array;
 
-  __device__ __forceinline__ explicit BesideArray(const long long* address)
+  __device__ __forceinline__ explicit CompanionArray(const long long* address)
       : array(reinterpret_cast<typename Kept::Element*>(*address)) {}
 
   __device__ __forceinline__ void move(long long elements) { array += elements; }
@@ -33,8 +33,8 @@ struct BesideArray {
   __device__ __forceinline__ bool is_aligned() const { return is_pack_aligned(array); }
 };
 template <>
-struct BesideArray<Alone> {
-  __device__ __forceinline__ explicit BesideArray(const long long*) {}
+struct CompanionArray<Alone> {
+  __device__ __forceinline__ explicit CompanionArray(const long long*) {}
   __device__ __forceinline__ void move(long long) {}
   __device__ __forceinline__ bool is_aligned() const { return true; }
 
@@ -130,11 +130,11 @@ struct Target : Numbered {
   VarOf<Program>* var;
   Slots<Program, SlotOf<Program>> slots;  // from `first_slot` on
   AverageArray<Program> average;
-  BesideArray<BesideOf<Program>> beside;
+  CompanionArray<CompanionOf<Program>> companion;
 
-  // `arrays` holds the variable's address, then those of its slots, and of what is beside it.
+  // `arrays` holds the variable's address, then those of its slots, and of its companion.
   __device__ __forceinline__ explicit Target(const long long* arrays)
-      : average(arrays + 1), beside(arrays + 1 + Program::num_slots) {
+      : average(arrays + 1), companion(arrays + 1 + Program::num_slots) {
     var = reinterpret_cast<VarOf<Program>*>(arrays[0]);
     for (int k = first_slot<Program>; k < Program::num_slots; ++k) {
       slots.of[k] = reinterpret_cast<SlotOf<Program>*>(arrays[k + 1]);
@@ -144,7 +144,7 @@ struct Target : Numbered {
   // The variable and the first slots of a target of another rule.
   template <class Other>
   __device__ __forceinline__ explicit Target(const Target<Other>& other)
-      : Numbered(other), average(other.average), beside(other.beside) {
+      : Numbered(other), average(other.average), companion(other.companion) {
     var = other.var;
     for (int k = first_slot<Program>; k < Program::num_slots; ++k) slots.of[k] = other.slots.of[k];
   }
@@ -155,14 +155,14 @@ struct Target : Numbered {
     shifted.var += begin;
     for (int k = first_slot<Program>; k < Program::num_slots; ++k) shifted.slots.of[k] += begin;
     shifted.average.move(begin);
-    shifted.beside.move(begin);
+    shifted.companion.move(begin);
     shifted.count_from(begin);
     return shifted;
   }
 
   // Whether packs of the variable begin at the same elements as packs of all slots.
   __device__ __forceinline__ bool has_common_packs() const {
-    bool common = beside.template begins_packs_with<Program>(var);
+    bool common = companion.template begins_packs_with<Program>(var);
     common &= average.begins_packs_with(var);
     for (int k = first_slot<Program>; k < Program::num_slots; ++k) {
       common &= offset_in_pack<Program>(slots.of[k]) == offset_in_pack<Program>(var);
@@ -176,7 +176,7 @@ struct Target : Numbered {
 };
 
 // Elements of a variable, and what is kept beside them: the weights that a rule computes with.
-template <class Program, int count, class Kept = BesideOf<Program>>
+template <class Program, int count, class Kept = CompanionOf<Program>>
 struct Weights {
   using Real = RealOf<Program>;
 
@@ -196,7 +196,7 @@ struct Weights {
   }
 };
 
-// The variable is the master copy: the forward pass reads what is beside it.
+// The variable is the master copy: the forward pass reads its companion.
 template <class Program, int count, class Copy>
 struct Weights<Program, count, Copied<Copy>> {
   Elements<float, count> var;
@@ -215,11 +215,11 @@ struct Weights<Program, count, Copied<Copy>> {
     Elements<Copy, count> copy;
 #pragma unroll
     for (int i = 0; i < count; ++i) copy.of[i] = Copy(var.of[i]);
-    store<Caching::normal, by_intrinsic>(target.beside.array + at, copy);
+    store<Caching::normal, by_intrinsic>(target.companion.array + at, copy);
   }
 };
 
-// The variable is the master copy's upper half: what is beside it is the lower one.
+// The variable is the master copy's upper half: its companion is the lower one.
 template <class Program, int count>
 struct Weights<Program, count, Split> {
   Elements<unsigned short, count> var;
@@ -228,7 +228,7 @@ struct Weights<Program, count, Split> {
   template <class Target>
   __device__ __forceinline__ void load_from(const Target& target, long long at) {
     load<Caching::normal>(reinterpret_cast<const unsigned short*>(target.var) + at, var);
-    load<Caching::evict_first>(target.beside.array + at, remainder);
+    load<Caching::evict_first>(target.companion.array + at, remainder);
   }
 
   __device__ __forceinline__ float get(int i) const {
@@ -248,7 +248,7 @@ struct Weights<Program, count, Split> {
   template <bool by_intrinsic = false, class Target>
   __device__ __forceinline__ void store_to(const Target& target, long long at) const {
     store<Caching::normal, by_intrinsic>(reinterpret_cast<unsigned short*>(target.var) + at, var);
-    store<Caching::evict_first>(target.beside.array + at, remainder);
+    store<Caching::evict_first>(target.companion.array + at, remainder);
   }
 };
 

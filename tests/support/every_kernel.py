@@ -406,7 +406,7 @@ def types_of(kernel: Kernel) -> set[str]:
     others = {given[name] for name in ("Storage", "Key", "Source", "Index") if name in given}
     if kernel.rule is None:
         return others
-    arrays = [given[name] for name in ("Var", "Slot", "Gradient", "Beside")]
+    arrays = [given[name] for name in ("Var", "Slot", "Gradient", "Companion")]
     is_one_type = len(set(arrays[:3])) == 1 and arrays[3] == "gpuopt::Alone"
     return others | {arrays[0] if is_one_type else f"<{', '.join(arrays)}>"}
 

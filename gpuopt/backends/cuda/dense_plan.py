@@ -199,7 +199,7 @@ class DensePlan:
         """
         numbers = np.searchsorted(self._positions, positions)
         bits = np.array(bounds, np.float64).view(np.int64)
-        # What is beside a variable comes last.
+        # The companion comes last.
         return np.column_stack((numbers, self._addresses[numbers][:, [0, -1]], bits))
 
     @computed_once

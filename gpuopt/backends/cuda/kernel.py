@@ -19,7 +19,7 @@ from gpuopt.rules.update_rule import UpdateRule
 
 # The types that a struct is named after, of a rule's arrays and of others.
 _OF_ARRAYS = ("Var", "Slot", "Gradient")
-_OTHERS = ("Beside", "Storage", "Source", "Key", "Index")
+_OTHERS = ("Companion", "Storage", "Source", "Key", "Index")
 # Bytes: each argument begins at a multiple, as no type in C++ that is declared needs more.
 WORD = 8
 

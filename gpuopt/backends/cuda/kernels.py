@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.mixed import Storage, cpp_types, num_beside, real_of
+from gpuopt.backends.cuda.mixed import Storage, cpp_types, num_companions, real_of
 from gpuopt.backends.cuda.parameters import CPP_TYPES, Number, Parameter, Pointer, Struct, struct_of
 from gpuopt.backends.cuda.structs import (
     FEW_GROUPS,
@@ -112,17 +112,17 @@ def program(
 
 
 def variables(rule: UpdateRule, storage: Storage) -> Pointer:
-    """The sizes of variables, and the addresses of each, its slots, and what is beside it."""
+    """The sizes of variables, and the addresses of each, its slots, and its companion."""
     return Pointer("int64", struct_of(Variable, count=_num_arrays(rule, storage)))
 
 
 def arrays_struct(rule: UpdateRule, storage: Storage) -> Struct:
-    """The addresses of a variable, its slots, and what is beside it."""
+    """The addresses of a variable, its slots, and its companion."""
     return struct_of(Arrays, count=_num_arrays(rule, storage))
 
 
 def _num_arrays(rule: UpdateRule, storage: Storage) -> int:
-    return 1 + len(rule.slots) + num_beside(storage)
+    return 1 + len(rule.slots) + num_companions(storage)
 
 
 def coded_variables(rule: UpdateRule, codecs: Sequence[Coded], storage: Storage) -> Pointer:
@@ -132,7 +132,7 @@ def coded_variables(rule: UpdateRule, codecs: Sequence[Coded], storage: Storage)
 
 
 def coded_arrays(rule: UpdateRule, codecs: Sequence[Coded], storage: Storage) -> Struct:
-    """The addresses of a variable, its codes and their scales, and what is beside it."""
+    """The addresses of a variable, its codes and their scales, and its companion."""
     return struct_of(Arrays, count=_num_arrays(rule, storage) + len(codecs))
 
 

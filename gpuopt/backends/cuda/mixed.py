@@ -17,13 +17,13 @@ class Mixed(NamedTuple):
         var: numpy's name of the variable's.
         slots: That of all slots.
         gradient: The gradient's.
-        beside: That of the array beside the variable; "" if there is none.
+        companion: That of the companion, see `Target`; "" if there is none.
     """
 
     var: str
     slots: str
     gradient: str
-    beside: str = ""
+    companion: str = ""
 
 
 # The type of the remainder of a variable that is the upper half of its master copy.
@@ -35,11 +35,11 @@ Storage: TypeAlias = str | Mixed
 
 def storage_of(codecs: Codecs, gradient: np.dtype[Any]) -> Storage:
     """Returns the types that a kernel is compiled for, where gradients have this dtype."""
-    var, *beside = map(name_of, codecs.var.dtypes)
+    var, *companion = map(name_of, codecs.var.dtypes)
     slots = name_of(slot_dtype(codecs))
-    if name_of(gradient) == var == slots and not beside:
+    if name_of(gradient) == var == slots and not companion:
         return var
-    return Mixed(var, slots, name_of(gradient), *beside)
+    return Mixed(var, slots, name_of(gradient), *companion)
 
 
 def slot_dtype(codecs: Codecs) -> np.dtype[Any]:
@@ -51,17 +51,17 @@ def slot_dtype(codecs: Codecs) -> np.dtype[Any]:
 
 def cpp_types(storage: Storage) -> dict[str, str]:
     """Returns the types of C++ that a program stores its arrays in, by their names there."""
-    var, slots, gradient, beside = (
+    var, slots, gradient, companion = (
         (storage, storage, storage, "") if isinstance(storage, str) else storage
     )
     kept = "Alone"
-    if beside:
-        kept = "Split" if beside == SPLIT else f"Copied<{CPP_TYPES[beside]}>"
+    if companion:
+        kept = "Split" if companion == SPLIT else f"Copied<{CPP_TYPES[companion]}>"
     return {
         "Var": CPP_TYPES[var],
         "Slot": CPP_TYPES[slots],
         "Gradient": CPP_TYPES[gradient],
-        "Beside": f"gpuopt::{kept}",
+        "Companion": f"gpuopt::{kept}",
     }
 
 
@@ -70,9 +70,9 @@ def real_of(storage: Storage) -> str:
     return "float64" if storage == "float64" else "float32"
 
 
-def num_beside(storage: Storage) -> int:
-    """Returns how many arrays there are beside a variable and its slots."""
-    return int(isinstance(storage, Mixed) and bool(storage.beside))
+def num_companions(storage: Storage) -> int:
+    """Returns how many companions a variable has."""
+    return int(isinstance(storage, Mixed) and bool(storage.companion))
 
 
 def element_bytes(storage: Storage) -> int:

@@ -179,13 +179,13 @@ class SparseLaunches:
 
     @computed_once
     def _row_bytes(self) -> list[int]:
-        """How many bytes a row has, in the variable, in each slot, and beside them."""
+        """How many bytes a row has, in the variable, in each slot and in the companion."""
         rule, codecs, width = self._kind.rule, self._kind.codecs, self._kind.tables.width
         of_slots = [1 if name in rule.row_slots else width for name in rule.slots]
-        (var, *beside), slots = codecs.var.dtypes, codecs.slots
-        dtypes = [var, *(codec.dtypes[0] for codec in slots), *beside]
-        # What is beside them is as wide as the variable.
-        widths = [width, *of_slots, *[width] * len(beside)]
+        (var, *companion), slots = codecs.var.dtypes, codecs.slots
+        dtypes = [var, *(codec.dtypes[0] for codec in slots), *companion]
+        # The companion is as wide as the variable.
+        widths = [width, *of_slots, *[width] * len(companion)]
         return [dtype.itemsize * each for dtype, each in zip(dtypes, widths, strict=True)]
 
     def _add_update(
@@ -295,8 +295,8 @@ class CodedLaunches(SparseLaunches):
         width, num_slots = self._kind.tables.width, len(self._kind.rule.slots)
         of_scales = self._blocks_per_row() * np.dtype(np.float32).itemsize
         codes, scales = [width] * num_slots, [of_scales] * num_slots
-        var, *beside = [width * dtype.itemsize for dtype in self._kind.codecs.var.dtypes]
-        return [var, *codes, *scales, *beside]
+        var, *companion = [width * dtype.itemsize for dtype in self._kind.codecs.var.dtypes]
+        return [var, *codes, *scales, *companion]
 
     def _blocks_per_row(self) -> int:
         return -(-self._kind.tables.width // self._kind.codecs.per_block)

@@ -72,7 +72,7 @@ class ScaledScalars(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """The addresses of a variable, its slots, and what is beside it, by value."""
+    """The addresses of a variable, its slots, and its companion, by value."""
 
     of: Annotated[Sequence[int], Several(Number("int64"))]
 
@@ -160,7 +160,7 @@ class MeasuredVariable(NamedTuple):
 
     Attributes:
         number: The variable's number among those of the plan.
-        arrays: The addresses of the variable, and of what is beside it, if anything is.
+        arrays: The addresses of the variable, and of its companion, if it has one.
         bound: See `RuleInputs.bounds`.
     """
 

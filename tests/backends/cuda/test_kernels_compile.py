@@ -71,7 +71,9 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
         has_many_slots |= slots > 3 and kernel.rule.is_rounded
         return 128 if is_scaled or has_wide_average or has_many_slots else 80
     if "coded" in kernel.function:  # a lane has 8 elements: 512 threads load as much as 1024 do
-        has_remainder = kernel.types["Beside"] == "gpuopt::Split"  # two blocks of 256, as with 96
+        has_remainder = (
+            kernel.types["Companion"] == "gpuopt::Split"
+        )  # two blocks of 256, as with 96
         if has_remainder or slots > 2 or architecture not in ("sm_75", "sm_90"):
             return 128
         return 80 if slots == 1 else 96
