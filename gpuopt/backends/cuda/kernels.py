@@ -116,28 +116,24 @@ def variables(rule: UpdateRule, storage: Storage) -> Pointer:
     return Pointer("int64", struct_of(Variable, count=_num_arrays(rule, storage)))
 
 
-def arrays_struct(rule: UpdateRule, storage: Storage) -> Struct:
-    """The addresses of a variable, its slots, and its companion."""
-    return struct_of(Arrays, count=_num_arrays(rule, storage))
-
-
-def _num_arrays(rule: UpdateRule, storage: Storage) -> int:
-    return 1 + len(rule.slots) + num_companions(storage)
-
-
 def coded_variables(rule: UpdateRule, codecs: Sequence[Coded], storage: Storage) -> Pointer:
     """The sizes and widths of variables, and the addresses of the arrays of each."""
-    count = _num_arrays(rule, storage) + len(codecs)
-    return Pointer("int64", struct_of(CodedVariable, count=count))
+    return Pointer("int64", struct_of(CodedVariable, count=_num_arrays(rule, storage, codecs)))
 
 
-def coded_arrays(rule: UpdateRule, codecs: Sequence[Coded], storage: Storage) -> Struct:
-    """The addresses of a variable, its codes and their scales, and its companion."""
-    return struct_of(Arrays, count=_num_arrays(rule, storage) + len(codecs))
+def arrays_struct(rule: UpdateRule, storage: Storage, codecs: Sequence[Coded]) -> Struct:
+    """The addresses of a variable, its slots, the scales of their codes, and its companion."""
+    return struct_of(Arrays, count=_num_arrays(rule, storage, codecs))
+
+
+def _num_arrays(rule: UpdateRule, storage: Storage, codecs: Sequence[Coded] = ()) -> int:
+    return 1 + len(rule.slots) + len(codecs) + num_companions(storage)
 
 
 def types_of_codes(codecs: Sequence[Coded]) -> dict[str, str | int]:
-    """Returns what a program has for slots in 8 bits; see coded_blocks.cuh."""
+    """Returns what a program has for slots in 8 bits, if there are any; see coded_blocks.cuh."""
+    if not codecs:
+        return {}
     [per_block] = {each.per_block for each in codecs}
     codes = f"gpuopt::CodesOf<{', '.join(each.cpp_code for each in codecs)}>"
     return {"Codes": codes, "per_block": per_block}
@@ -550,110 +546,70 @@ _OF_LATE_TABLES: dict[str, Parameter] = {
 
 @cache
 def sparse_update(rule: UpdateRule, storage: Storage, key: str, has_groups: bool = False) -> Kernel:
-    return Kernel(
-        "sparse_update",
-        {
-            **_of_sorted_rows(arrays_struct(rule, storage), storage, key),
-            **given_scalars(rule, storage, has_groups),
-            "touched": _TOUCHED,
-            "lanes_per_row": INT32,
-            "refused": REFUSED,
-        },
-        program(rule, storage, has_groups, Key=CPP_TYPES[key]),
-        rule,
-    )
-
-
-@cache
-def late_update(
-    rule: UpdateRule, other_rows: UpdateRule, storage: Storage, key: str, has_groups: bool = False
-) -> Kernel:
-    unnamed = _unnamed(rule, other_rows)
-    return Kernel(
-        "late_update",
-        {
-            **_of_sorted_rows(arrays_struct(rule, storage), storage, key),
-            **given_scalars(rule, storage, has_groups),
-            **_OF_LATE_TABLES,
-            "lanes_per_row": INT32,
-            "refused": REFUSED,
-        },
-        program(rule, storage, has_groups, Key=CPP_TYPES[key], **unnamed),
-        rule,
-        file="catch_up.cu",
-        other_rows=other_rows,
-    )
-
-
-@cache
-def bring_up_rows(rule: UpdateRule, other_rows: UpdateRule, storage: Storage, index: str) -> Kernel:
-    return Kernel(
-        "bring_up_rows",
-        {
-            "arrays": arrays_struct(rule, storage),
-            **_of_rows_brought_up(index),
-            "lanes_per_row": INT32,
-        },
-        program(
-            rule,
-            storage,
-            has_groups=False,
-            Index=CPP_TYPES[index],
-            **_unnamed(rule, other_rows),
-        ),
-        rule,
-        file="catch_up.cu",
-        other_rows=other_rows,
-    )
-
-
-@cache
-def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = False) -> Kernel:
-    return Kernel(
-        "update_other_rows",
-        {
-            "arrays": arrays_struct(rule, storage),
-            **_of_other_rows(rule, storage, has_groups),
-            "refused": REFUSED,
-        },
-        program(rule, storage, has_groups),
-        rule,
-        file="sparse_update.cu",
-    )
+    given = "sparse_update", rule, storage, key, has_groups
+    return _update_of_tables(*given, (), {"touched": _TOUCHED})
 
 
 @cache
 def update_coded_rows(
     rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, key: str
 ) -> Kernel:
-    return Kernel(
-        "update_coded_rows",
-        {
-            **_of_sorted_rows(coded_arrays(rule, codecs, storage), storage, key),
-            **given_scalars(rule, storage, True),
-            "touched": _TOUCHED,
-            "refused": REFUSED,
-        },
-        program(rule, storage, True, Key=CPP_TYPES[key], **types_of_codes(codecs)),
-        rule,
-        file="coded_rows.cu",
-        codecs=codecs,
-    )
+    given = "update_coded_rows", rule, storage, key, True
+    return _update_of_tables(*given, codecs, {"touched": _TOUCHED}, file="coded_rows.cu")
+
+
+@cache
+def late_update(
+    rule: UpdateRule, other_rows: UpdateRule, storage: Storage, key: str, has_groups: bool = False
+) -> Kernel:
+    given = "late_update", rule, storage, key, has_groups
+    return _update_of_tables(*given, (), _OF_LATE_TABLES, other_rows, "catch_up.cu")
 
 
 @cache
 def update_late_coded_rows(
     rule: UpdateRule, other_rows: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, key: str
 ) -> Kernel:
-    parameters = {
-        **_of_sorted_rows(coded_arrays(rule, codecs, storage), storage, key),
-        **given_scalars(rule, storage, True),
-        **_OF_LATE_TABLES,
-        "refused": REFUSED,
-    }
-    types = {"has_groups": True, "Key": CPP_TYPES[key]}
-    name = "update_late_coded_rows"
-    return _late_coded(name, parameters, types, rule, other_rows, codecs, storage)
+    given = "update_late_coded_rows", rule, storage, key, True
+    return _update_of_tables(*given, codecs, _OF_LATE_TABLES, other_rows, "late_coded_rows.cu")
+
+
+def _update_of_tables(
+    function: str,
+    rule: UpdateRule,
+    storage: Storage,
+    key: str,
+    has_groups: bool,
+    codecs: tuple[Coded, ...],
+    more: Mapping[str, Parameter],
+    other_rows: UpdateRule | None = None,
+    file: str = "",
+) -> Kernel:
+    return Kernel(
+        function,
+        {
+            **TABLES,
+            "only_arrays": arrays_struct(rule, storage, codecs),
+            "arrays": Pointer("int64", is_optional=True),
+            "rows": struct_of(SortedRows, Key=key),
+            "parts": Pointer(real_of(storage)),
+            "row_width": INT64,
+            **given_scalars(rule, storage, has_groups),
+            **more,
+            **_lanes(codecs),
+            "refused": REFUSED,
+        },
+        _program_of_rows(rule, storage, codecs, other_rows, has_groups, Key=CPP_TYPES[key]),
+        rule,
+        file=file,
+        other_rows=other_rows,
+        codecs=codecs,
+    )
+
+
+@cache
+def bring_up_rows(rule: UpdateRule, other_rows: UpdateRule, storage: Storage, index: str) -> Kernel:
+    return _bring_up("bring_up_rows", "catch_up.cu", rule, other_rows, (), storage, index)
 
 
 @cache
@@ -664,84 +620,92 @@ def bring_up_coded_rows(
     storage: Storage,
     index: str,
 ) -> Kernel:
-    parameters = {"arrays": coded_arrays(rule, codecs, storage), **_of_rows_brought_up(index)}
-    types = {"has_groups": False, "Index": CPP_TYPES[index]}
-    name = "bring_up_coded_rows"
-    return _late_coded(name, parameters, types, rule, other_rows, codecs, storage)
+    name, file = "bring_up_coded_rows", "late_coded_rows.cu"
+    return _bring_up(name, file, rule, other_rows, codecs, storage, index)
+
+
+def _bring_up(
+    function: str,
+    file: str,
+    rule: UpdateRule,
+    other_rows: UpdateRule,
+    codecs: tuple[Coded, ...],
+    storage: Storage,
+    index: str,
+) -> Kernel:
+    return Kernel(
+        function,
+        {
+            "arrays": arrays_struct(rule, storage, codecs),
+            "rows": Pointer(index, is_optional=True),
+            "num_rows": INT64,
+            "height": INT64,
+            "row_width": INT64,
+            "late": _LATE_TABLE,
+            **_lanes(codecs),
+        },
+        _program_of_rows(rule, storage, codecs, other_rows, False, Index=CPP_TYPES[index]),
+        rule,
+        file=file,
+        other_rows=other_rows,
+        codecs=codecs,
+    )
+
+
+@cache
+def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = False) -> Kernel:
+    return _other_rows("update_other_rows", "sparse_update.cu", rule, (), storage, has_groups)
 
 
 @cache
 def update_other_coded_rows(
     rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, has_groups: bool = False
 ) -> Kernel:
-    return Kernel(
-        "update_other_coded_rows",
-        {
-            "arrays": coded_arrays(rule, codecs, storage),
-            **_of_other_rows(rule, storage, has_groups),
-            "refused": REFUSED,
-        },
-        program(rule, storage, has_groups, **types_of_codes(codecs)),
-        rule,
-        file="coded_rows.cu",
-        codecs=codecs,
-    )
+    name, file = "update_other_coded_rows", "coded_rows.cu"
+    return _other_rows(name, file, rule, codecs, storage, has_groups)
 
 
-def _of_sorted_rows(arrays: Struct, storage: Storage, key: str) -> dict[str, Parameter]:
-    """What updates of tables take: their gradients and arrays, and the sorted rows."""
-    return {
-        **TABLES,
-        "only_arrays": arrays,
-        "arrays": Pointer("int64", is_optional=True),
-        "rows": struct_of(SortedRows, Key=key),
-        "parts": Pointer(real_of(storage)),
-        "row_width": INT64,
-    }
-
-
-def _late_coded(
-    name: str,
-    parameters: Mapping[str, Parameter],
-    types: Mapping[str, Any],
+def _other_rows(
+    function: str,
+    file: str,
     rule: UpdateRule,
-    other_rows: UpdateRule,
     codecs: tuple[Coded, ...],
     storage: Storage,
+    has_groups: bool,
 ) -> Kernel:
-    """Returns a kernel of late_coded_rows.cu."""
-    more = {**types, **types_of_codes(codecs), **_unnamed(rule, other_rows)}
     return Kernel(
-        name,
-        parameters,
-        program(rule, storage, **more),
+        function,
+        {
+            "arrays": arrays_struct(rule, storage, codecs),
+            "size": INT64,
+            "row_width": INT64,
+            **given_scalars(rule, storage, has_groups),
+            "table": INT64,
+            "touched": UINT32S,
+            "refused": REFUSED,
+        },
+        _program_of_rows(rule, storage, codecs, None, has_groups),
         rule,
-        file="late_coded_rows.cu",
-        other_rows=other_rows,
+        file=file,
         codecs=codecs,
     )
 
 
-def _of_rows_brought_up(index: str) -> dict[str, Parameter]:
-    """What kernels take that bring rows up to date, after the arrays."""
-    return {
-        "rows": Pointer(index, is_optional=True),
-        "num_rows": INT64,
-        "height": INT64,
-        "row_width": INT64,
-        "late": _LATE_TABLE,
-    }
+def _lanes(codecs: tuple[Coded, ...]) -> dict[str, Parameter]:
+    """How many lanes share a row; those of a block of codes follow from its size."""
+    return {} if codecs else {"lanes_per_row": INT32}
 
 
-def _of_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool) -> dict[str, Parameter]:
-    """What updates of rows without a gradient take, after the arrays."""
-    return {
-        "size": INT64,
-        "row_width": INT64,
-        **given_scalars(rule, storage, has_groups),
-        "table": INT64,
-        "touched": UINT32S,
-    }
+def _program_of_rows(
+    rule: UpdateRule,
+    storage: Storage,
+    codecs: tuple[Coded, ...],
+    other_rows: UpdateRule | None,
+    has_groups: bool,
+    **more: str,
+) -> dict[str, str | int]:
+    unnamed = {} if other_rows is None else _unnamed(rule, other_rows)
+    return program(rule, storage, has_groups, **more, **types_of_codes(codecs), **unnamed)
 
 
 def _unnamed(rule: UpdateRule, other_rows: UpdateRule) -> dict[str, str | int]:
