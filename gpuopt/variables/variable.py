@@ -373,20 +373,18 @@ class Variable(ListsWhatUsersNeed, ArrayOperators):
 
     def assign_add(self, delta: Any, use_locking: bool = False) -> Variable:
         """Adds `delta` in place; see `assign`."""
-        with reading(delta):
-            delta = _checked_operand(self, delta)
-            with writing(), self._lock(use_locking), self._counting(), self._writing(delta):
-                _check_shape(self, delta)
-                np.add(self._array, delta, out=self._array, casting="same_kind")
-        return self
+        return self._change(np.add, delta, use_locking)
 
     def assign_sub(self, delta: Any, use_locking: bool = False) -> Variable:
         """Subtracts `delta` in place; see `assign`."""
+        return self._change(np.subtract, delta, use_locking)
+
+    def _change(self, by: np.ufunc, delta: Any, use_locking: bool) -> Variable:
         with reading(delta):
             delta = _checked_operand(self, delta)
             with writing(), self._lock(use_locking), self._counting(), self._writing(delta):
                 _check_shape(self, delta)
-                np.subtract(self._array, delta, out=self._array, casting="same_kind")
+                by(self._array, delta, out=self._array, casting="same_kind")
         return self
 
     def assign_rows(self, rows: Any, value: Any) -> None:

@@ -1,8 +1,8 @@
 // Rows of a table that missed steps make them in registers; see catch_up.cuh.
 #pragma once
 #include "catch_up.cuh"
+#include "grid.cuh"
 #include "lanes.cuh"
-#include "last_block.cuh"
 #include "scalars.cuh"
 #include "update.cuh"
 

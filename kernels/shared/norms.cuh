@@ -1,8 +1,7 @@
 // The sum of what blocks have added up, by the block that is done last, and what gradients are
 // multiplied by.
 #pragma once
-#include "block_sum.cuh"
-#include "last_block.cuh"
+#include "grid.cuh"
 #include "math.cuh"
 #include "squares.cuh"
 #include "update.cuh"

@@ -1,7 +1,6 @@
 // Sums over each variable, by the block that does the variable's last chunk: nobody waits.
 #pragma once
-#include "block_sum.cuh"
-#include "last_block.cuh"
+#include "grid.cuh"
 #include "scalars.cuh"
 
 namespace gpuopt {
