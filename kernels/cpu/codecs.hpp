@@ -89,13 +89,19 @@ inline void narrow(float value, Float16& stored) {
 //   View           the `size` numbers from a place of its arrays on: each may be read, and then
 //                  written once; `close` is called when all are written.
 
-// An array of numbers as rules compute with them.
-template <class Real>
-struct Plain {
+struct CodecDefaults {
   static constexpr int num_arrays = 1;
-  static constexpr bool is_in_place = true;
+  static constexpr bool is_in_place = false;
   static constexpr int per_block = 0;
   static constexpr bool is_rounded = false;
+
+  static float of(float value) { return value; }
+};
+
+// An array of numbers as rules compute with them.
+template <class Real>
+struct Plain : CodecDefaults {
+  static constexpr bool is_in_place = true;
 
   static Real of(Real value) { return value; }
 
@@ -113,10 +119,7 @@ struct Plain {
 
 // An array of Bfloat16 or Float16.
 template <class Stored>
-struct Cast {
-  static constexpr int num_arrays = 1;
-  static constexpr bool is_in_place = false;
-  static constexpr int per_block = 0;
+struct Cast : CodecDefaults {
   static constexpr bool is_rounded = std::is_same<Stored, Bfloat16>::value;
 
   static float of(float value) {
@@ -139,13 +142,8 @@ struct Cast {
 
 // A master copy of the weights, and the weights as Bfloat16 or Float16, which are never read.
 template <class Stored>
-struct MasterAndCopy {
+struct MasterAndCopy : CodecDefaults {
   static constexpr int num_arrays = 2;
-  static constexpr bool is_in_place = false;
-  static constexpr int per_block = 0;
-  static constexpr bool is_rounded = false;
-
-  static float of(float value) { return value; }
 
   struct View {
     float* masters;
@@ -165,13 +163,8 @@ struct MasterAndCopy {
 };
 
 // Weights in bfloat16, and the lower bits of their master copy.
-struct Split {
+struct Split : CodecDefaults {
   static constexpr int num_arrays = 2;
-  static constexpr bool is_in_place = false;
-  static constexpr int per_block = 0;
-  static constexpr bool is_rounded = false;
-
-  static float of(float value) { return value; }
 
   struct View {
     Bfloat16* weights;
@@ -199,11 +192,9 @@ inline const SlotTables& looked_up() {
 // Codes in 8 bits, and a scale for each block of them: a view is a block. Numbers that are written
 // are finite. `Code` is a struct derived from `BlockCode`.
 template <class Code, int codes_of_block>
-struct Coded {
+struct Coded : CodecDefaults {
   static constexpr int num_arrays = 2;
-  static constexpr bool is_in_place = false;
   static constexpr int per_block = codes_of_block;
-  static constexpr bool is_rounded = false;
 
   struct View {
     float numbers[per_block];
