@@ -16,11 +16,10 @@ import numpy as np
 from gpuopt.atomic_file import remove_abandoned
 from gpuopt.checkpoint.background import BackgroundSave
 from gpuopt.checkpoint.checkpoint_file import open_checkpoint
-from gpuopt.checkpoint.checkpoint_folder import next_time
+from gpuopt.checkpoint.checkpoint_folder import KeptCheckpoint, KeptCheckpoints, next_time
 from gpuopt.checkpoint.checkpoint_writer import write_checkpoint
 from gpuopt.checkpoint.contents import SavedOptimizer, flattened
 from gpuopt.checkpoint.file_format import SUFFIX
-from gpuopt.checkpoint.kept_checkpoints import KeptCheckpoint, KeptCheckpoints
 from gpuopt.checkpoint.restoring import Readable, fitted, read_values, saved_optimizers
 from gpuopt.checkpoint.tensorflow_checkpoint import (
     TensorFlowCheckpoint,

@@ -16,7 +16,6 @@ from gpuopt.backends.memory_owner import array_at
 from gpuopt.locks import Lock
 from gpuopt.variables.behind import RowsBehind, WritesFollowed
 from gpuopt.variables.names import Name
-from gpuopt.variables.self_overlap import refuse_self_overlap
 
 # The owner's id, the address, the shape, the strides, and the dtype.
 MemoryKey = tuple[int, int, tuple[int, ...], tuple[int, ...], np.dtype[Any]]
@@ -232,3 +231,40 @@ def _forget(key: MemoryKey, dead: weakref.ref[Any]) -> None:
     # Without the lock, as a garbage collection may come here while this thread holds others. It
     # runs before the owner's id can be given to something new.
     _by_memory.pop(key, None)
+
+
+def refuse_self_overlap(layout: np.ndarray[Any, Any]) -> None:
+    """Raises ValueError for an array with several elements on the same memory.
+
+    An update would count once for each of them, or only once, as it is computed.
+
+    Args:
+        layout: An array of this shape, strides and item size; its elements are not looked at.
+    """
+    if not layout.flags.forc and _overlaps_itself(layout):
+        raise ValueError(
+            f"the array of shape {layout.shape} and strides {layout.strides} has several elements "
+            "on the same memory, so it cannot be updated; pass the array that it is a view of, or "
+            "a copy"
+        )
+
+
+def _overlaps_itself(layout: np.ndarray[Any, Any]) -> bool:
+    steps = sorted(
+        (abs(stride), length)
+        for stride, length in zip(layout.strides, layout.shape, strict=True)
+        if length > 1
+    )
+    extent = layout.itemsize
+    is_nested = True  # each step reaches beyond all that the smaller ones span
+    for stride, length in steps:
+        is_nested &= stride >= extent
+        extent += stride * (length - 1)
+    if is_nested:
+        return False
+    if layout.nbytes > extent:
+        return True
+    offsets = np.zeros(1, np.int64)
+    for stride, length in steps:
+        offsets = np.add.outer(offsets, stride * np.arange(length)).reshape(-1)
+    return bool((np.diff(np.sort(offsets)) < layout.itemsize).any())

@@ -9,8 +9,8 @@ import numpy as np
 from gpuopt.backends import backend_for, new_storage, refuse_masked
 from gpuopt.device import Device, device_of
 from gpuopt.fp_warnings import ignore_fp_warnings
+from gpuopt.variables.identity import refuse_self_overlap
 from gpuopt.variables.operators import storage_of
-from gpuopt.variables.self_overlap import refuse_self_overlap
 
 # TensorFlow's types for Python's numbers.
 _PYTHON_NUMBER_DTYPES = {

@@ -13,7 +13,7 @@ import pytest
 from checkpoint_values import names, value, variable
 
 from gpuopt import DeadlineExceededError, Saver, locks
-from gpuopt.checkpoint import checkpoint_writer, kept_checkpoints
+from gpuopt.checkpoint import checkpoint_folder, checkpoint_writer
 from gpuopt.checkpoint import saver as saver_module
 
 
@@ -134,7 +134,7 @@ def test_a_save_that_is_interrupted_when_the_file_gets_its_name_counts_if_it_is_
 MOMENTS = {
     "before": (os, "replace"),
     "after": (checkpoint_writer, "sync_folder"),
-    "removing": (kept_checkpoints, "_remove"),
+    "removing": (checkpoint_folder, "_remove"),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import gpuopt
 from gpuopt import Variable
-from gpuopt.variables.self_overlap import refuse_self_overlap
+from gpuopt.variables.identity import refuse_self_overlap
 from gpuopt.variables.variable import as_variable
 
 x = np.zeros(24, np.float32)
