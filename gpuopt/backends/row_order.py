@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 PIECE = 32
 PIECES_PER_STRETCH = 16
@@ -26,21 +26,6 @@ MAX_SHORT_KEYS = 2**32
 ROWS_PER_WORD = 32
 
 
-class Table(Protocol):
-    """A table whose rows are named.
-
-    Attributes:
-        height: How many rows it has.
-        rows: [num_rows]: those that are named.
-    """
-
-    @property
-    def height(self) -> int: ...
-
-    @property
-    def rows(self) -> Any: ...
-
-
 class TableOfWidth(NamedTuple):
     """A table, and how many elements each of its rows has."""
 
@@ -49,15 +34,12 @@ class TableOfWidth(NamedTuple):
     rows: Any
 
 
-AnyTable = TypeVar("AnyTable", bound=Table)
-
-
-def together(tables: Iterable[AnyTable]) -> Iterator[list[AnyTable]]:
-    """Divides tables of one width into lists whose rows are sorted together.
+def together(tables: Iterable[Any]) -> Iterator[list[Any]]:
+    """Divides tables of one width, with `height` and `rows`, into lists that are sorted together.
 
     All keys of a list of several tables have 32 bits, and positions less than `MAX_ROWS`.
     """
-    some: list[AnyTable] = []
+    some: list[Any] = []
     keys = rows = 0
     for table in tables:
         keys += num_keys(table.height)

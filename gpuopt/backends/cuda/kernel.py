@@ -191,7 +191,7 @@ class Kernel:
 
     @computed_once
     def places(self) -> Mapping[str, Place]:
-        """Where each argument lies in the memory of a launch's `Arguments`, behind pointers."""
+        """Where each argument lies in the memory of a launch, behind pointers."""
         places = {}
         offset = WORD * len(self.parameters)
         for name, parameter in self.parameters.items():

@@ -15,66 +15,6 @@ from gpuopt.backends.memory_owner import Owner
 from gpuopt.locks import Waiting
 
 
-class Arguments:
-    """The arguments of one kernel, packed once for many launches.
-
-    A launch copies them: new values may be written while an earlier launch is still queued.
-
-    Attributes:
-        kernel: The kernel that they are for.
-        address: Where the pointers to the arguments begin: `kernelParams` of `cuLaunchKernel`.
-    """
-
-    __slots__ = ("_bytes", "_given", "_memory", "_words", "address", "kernel")
-
-    def __init__(self, kernel: Kernel, given: Mapping[str, Any], memory: Memory) -> None:
-        """Checks and packs the arguments.
-
-        Args:
-            kernel: The kernel that they are for.
-            given: By parameter: for a pointer an array, or, if it is optional, None or nothing; a
-                number; for a struct a NamedTuple of these.
-            memory: The launcher.
-
-        Raises:
-            TypeError: an argument is missing or unknown, or is not of the parameter's type.
-        """
-        kernel.check_names(given)
-        self.kernel = kernel
-        self._memory = memory
-        # Arrays are kept alive.
-        self._given: dict[str, Any] = {}
-        self._words = np.zeros(kernel.words_of_arguments, np.uint64)
-        self._bytes = self._words.data.cast("B")
-        self.address: int = self._words.ctypes.data
-        offsets = [place.offset for place in kernel.places.values()]
-        self._words[: len(offsets)] = np.array(offsets, np.uint64) + np.uint64(self.address)
-        self.replace(**given)
-
-    def replace(self, **given: Any) -> None:
-        """Checks and packs new values of some arguments; those that are the same are left.
-
-        Raises:
-            TypeError: an argument is not of the parameter's type.
-        """
-        places, memory, last = self.kernel.places, self._memory, self._given
-        for name, value in given.items():
-            if name in last and last[name] is value:
-                continue
-            parameter, pack_into, offset = places[name]
-            try:
-                values = parameter.to_values(value, memory)
-            except TypeError as error:
-                raise TypeError(f"{self.kernel.expression}: {name}{error}") from None
-            pack_into(self._bytes, offset, *values)
-            last[name] = value
-
-    def forget(self, name: str) -> None:
-        """Lets an array go, and leaves a null pointer to be replaced before the next launch."""
-        self._given.pop(name, None)
-        self._words[self.kernel.places[name].offset // WORD] = 0
-
-
 class Event(Protocol):
     """A point in a stream's work.
 
@@ -137,10 +77,26 @@ def wait_for_event(event: Event, what: str) -> None:
         waiting.pause(lambda: what)
 
 
-class Launch(Arguments):
-    """A kernel with a launch shape and arguments, which were checked once for many starts."""
+class Launch:
+    """A kernel with a launch shape and arguments, which are packed once for many starts.
 
-    __slots__ = ("_launcher", "_start")
+    A start copies them: new values may be written while an earlier one is still queued.
+
+    Attributes:
+        kernel: The kernel.
+        address: Where the pointers to the arguments begin: `kernelParams` of `cuLaunchKernel`.
+    """
+
+    __slots__ = (
+        "_bytes",
+        "_given",
+        "_launcher",
+        "_memory",
+        "_start",
+        "_words",
+        "address",
+        "kernel",
+    )
 
     def __init__(
         self,
@@ -150,19 +106,56 @@ class Launch(Arguments):
         load: Callable[[], Callable[[int], None]],
         launcher: Launcher,
     ) -> None:
-        """Prepares starts.
+        """Checks and packs the arguments.
 
         Args:
-            kernel: See `Arguments`.
-            given: Likewise.
-            memory: Likewise.
+            kernel: The kernel.
+            given: By parameter: for a pointer an array, or, if it is optional, None or nothing; a
+                number; for a struct a NamedTuple of these.
+            memory: Finds arrays.
             load: Called once all types are checked: compiles the kernel. Returns what starts it on
                 the current stream, and takes the arguments' address.
             launcher: Whose stream that is.
+
+        Raises:
+            TypeError: an argument is missing or unknown, or is not of the parameter's type.
         """
-        super().__init__(kernel, given, memory)
+        kernel.check_names(given)
+        self.kernel = kernel
+        self._memory = memory
+        # Arrays are kept alive.
+        self._given: dict[str, Any] = {}
+        self._words = np.zeros(kernel.words_of_arguments, np.uint64)
+        self._bytes = self._words.data.cast("B")
+        self.address: int = self._words.ctypes.data
+        offsets = [place.offset for place in kernel.places.values()]
+        self._words[: len(offsets)] = np.array(offsets, np.uint64) + np.uint64(self.address)
+        self.replace(**given)
         self._start = load()
         self._launcher = launcher
+
+    def replace(self, **given: Any) -> None:
+        """Checks and packs new values of some arguments; those that are the same are left.
+
+        Raises:
+            TypeError: an argument is not of the parameter's type.
+        """
+        places, memory, last = self.kernel.places, self._memory, self._given
+        for name, value in given.items():
+            if name in last and last[name] is value:
+                continue
+            parameter, pack_into, offset = places[name]
+            try:
+                values = parameter.to_values(value, memory)
+            except TypeError as error:
+                raise TypeError(f"{self.kernel.expression}: {name}{error}") from None
+            pack_into(self._bytes, offset, *values)
+            last[name] = value
+
+    def forget(self, name: str) -> None:
+        """Lets an array go, and leaves a null pointer to be replaced before the next launch."""
+        self._given.pop(name, None)
+        self._words[self.kernel.places[name].offset // WORD] = 0
 
     def start(self) -> None:
         """Starts the kernel on the device's current stream."""
@@ -209,7 +202,7 @@ class Launcher(Protocol):
             kernel: The kernel.
             num_blocks: At least 1.
             num_threads: Of each block; a multiple of 32.
-            **arguments: One for each parameter; see `Arguments`.
+            **arguments: One for each parameter; see `Launch`.
 
         Raises:
             TypeError: an argument is missing or unknown, or is not of the parameter's type.
