@@ -126,9 +126,16 @@ def _list_kernels() -> Iterator[tuple[str, Kernel, int]]:
         yield name, kernel, _LANE_CODES
     of_two = _codes_of(adam, "root")
     careful = cautious(adam)
+    earlier: Any = kernels
+    if hasattr(earlier, "update_coded_rows"):  # until 2026-12-01
+        of_rows = earlier.update_coded_rows(adam, of_two, "float32", "uint32")
+        of_others = earlier.update_other_coded_rows(adam, of_two, "float32")
+    else:
+        of_rows = kernels.sparse_update(adam, "float32", "uint32", True, of_two)
+        of_others = kernels.update_other_rows(adam, "float32", codecs=of_two)
     for name, kernel in {
-        "adam, byte slots, rows": kernels.update_coded_rows(adam, of_two, "float32", "uint32"),
-        "adam, byte slots, other rows": kernels.update_other_coded_rows(adam, of_two, "float32"),
+        "adam, byte slots, rows": of_rows,
+        "adam, byte slots, other rows": of_others,
         "cautious adam, byte slots, sums": kernels.sum_coded_terms(careful, of_two, "float32"),
     }.items():
         yield name, kernel, _LANE_CODES

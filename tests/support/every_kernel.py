@@ -196,10 +196,10 @@ def kernels_of_codes() -> list[Kernel]:
         codecs = coded(rule)
         for storage in CODED_STORAGES:
             listed.append(kernels.coded_update(rule, codecs, storage))
-            listed += [kernels.update_coded_rows(rule, codecs, storage, key) for key in KEYS]
+            listed += [kernels.sparse_update(rule, storage, key, True, codecs) for key in KEYS]
             if rule is not clipped(of_two):
                 is_scaled = rule.is_scaled
-                listed.append(kernels.update_other_coded_rows(rule, codecs, storage, is_scaled))
+                listed.append(kernels.update_other_rows(rule, storage, is_scaled, codecs))
     with_masters = Mixed("float32", "float32", "bfloat16", "bfloat16")
     with_remainders = Mixed("bfloat16", "bfloat16", "bfloat16", SPLIT)
     for rule, storage in (
@@ -209,13 +209,13 @@ def kernels_of_codes() -> list[Kernel]:
     ):
         codecs = coded(rule)
         listed.append(kernels.coded_update(rule, codecs, storage))
-        listed.append(kernels.update_coded_rows(rule, codecs, storage, "uint32"))
+        listed.append(kernels.sparse_update(rule, storage, "uint32", True, codecs))
     for storage in ("float32", "bfloat16", with_remainders):
         late = rounded(of_two) if storage == "bfloat16" else of_two
         codecs = coded(late)
         listed += [
-            *(kernels.update_late_coded_rows(late, of_two, codecs, storage, key) for key in KEYS),
-            kernels.bring_up_coded_rows(late, of_two, codecs, storage, "int64"),
+            *(kernels.late_update(late, of_two, storage, key, True, codecs) for key in KEYS),
+            kernels.bring_up_rows(late, of_two, storage, "int64", codecs),
         ]
     sums = cautious(by_name["adam"])
     of_squares = coded(by_name["adam"], "bitsandbytes")
@@ -223,7 +223,7 @@ def kernels_of_codes() -> list[Kernel]:
     return [
         *listed,
         kernels.coded_update(of_three, coded(of_three), "float32"),
-        kernels.update_coded_rows(of_three, coded(of_three), "float32", "uint32"),
+        kernels.sparse_update(of_three, "float32", "uint32", True, coded(of_three)),
         kernels.sum_coded_terms(with_norms, coded(with_norms), "float32"),
         kernels.coded_update(by_name["adam"], of_squares, "float32"),
         *(

@@ -39,7 +39,7 @@ from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.row_copies import copy_rows
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
 from gpuopt.backends.cuda.sorted_rows import Table, add_pieces, add_sort
-from gpuopt.backends.cuda.sparse_launches import CodedLaunches, SparseLaunches, kind_of
+from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.structs import TableGradient
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
 from gpuopt.backends.foreign import array_of_foreign
@@ -327,8 +327,9 @@ class CudaBackend:
                     for some in together(tables) if len(tables) > 1 else (tables,):
                         how = other_rows, check is not None
                         kind = kind_of(rule, codecs, width, some, *how)
-                        launches = CodedLaunches if codecs.per_block else SparseLaunches
-                        prepare = partial(launches, self._launcher, workspace, kind, some, *given)
+                        prepare = partial(
+                            SparseLaunches, self._launcher, workspace, kind, some, *given
+                        )
                         number = 0 if check is None else check.number
                         workspace.prepared(kind, prepare).start(some, *given, number)
                 self._workspaces.put_back(workspace)

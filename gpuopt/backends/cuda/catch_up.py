@@ -128,13 +128,12 @@ class CudaLateRows:
         rule = count.rule if catch_up.rounding is None else rounded(count.rule)
         storage, codecs = storage_of(plan.codecs, plan.dtype), plan.codecs
         index = name_of(np.dtype(np.int64) if rows is None else rows.dtype)
+        kernel = kernels.bring_up_rows(rule, count.rule, storage, index, codecs.coded)
         more = {}
         if codecs.per_block:
             lanes = lanes_per_block(plan.width, codecs.per_block)
-            kernel = kernels.bring_up_coded_rows(rule, count.rule, codecs.coded, storage, index)
         else:
             lanes = lanes_per_row(plan.width, PACK_BYTES // element_bytes(storage))
-            kernel = kernels.bring_up_rows(rule, count.rule, storage, index)
             more = {"lanes_per_row": lanes}
         blocks = num_blocks(num_rows * lanes, ROW_THREADS, self._launcher.num_multiprocessors)
         given = {

@@ -542,153 +542,101 @@ _OF_LATE_TABLES: dict[str, Parameter] = {
     "late_tables": Pointer("int64", _LATE_TABLE, is_optional=True),
     "num_done": UINT32S,
 }
+# The kernels that do the same for slots in 8 bits, and their files.
+_OF_CODED_ROWS = {
+    "sparse_update": ("update_coded_rows", "coded_rows.cu"),
+    "update_other_rows": ("update_other_coded_rows", "coded_rows.cu"),
+    "late_update": ("update_late_coded_rows", "late_coded_rows.cu"),
+    "bring_up_rows": ("bring_up_coded_rows", "late_coded_rows.cu"),
+}
 
 
 @cache
-def sparse_update(rule: UpdateRule, storage: Storage, key: str, has_groups: bool = False) -> Kernel:
-    given = "sparse_update", rule, storage, key, has_groups
-    return _update_of_tables(*given, (), {"touched": _TOUCHED})
-
-
-@cache
-def update_coded_rows(
-    rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, key: str
+def sparse_update(
+    rule: UpdateRule,
+    storage: Storage,
+    key: str,
+    has_groups: bool = False,
+    codecs: tuple[Coded, ...] = (),
 ) -> Kernel:
-    given = "update_coded_rows", rule, storage, key, True
-    return _update_of_tables(*given, codecs, {"touched": _TOUCHED}, file="coded_rows.cu")
+    parameters = _of_tables(rule, storage, key, has_groups, codecs, {"touched": _TOUCHED})
+    types = program(rule, storage, has_groups, Key=CPP_TYPES[key])
+    return _of_rows("sparse_update", "sparse_update.cu", parameters, types, rule, codecs)
 
 
 @cache
 def late_update(
-    rule: UpdateRule, other_rows: UpdateRule, storage: Storage, key: str, has_groups: bool = False
+    rule: UpdateRule,
+    other_rows: UpdateRule,
+    storage: Storage,
+    key: str,
+    has_groups: bool = False,
+    codecs: tuple[Coded, ...] = (),
 ) -> Kernel:
-    given = "late_update", rule, storage, key, has_groups
-    return _update_of_tables(*given, (), _OF_LATE_TABLES, other_rows, "catch_up.cu")
+    parameters = _of_tables(rule, storage, key, has_groups, codecs, _OF_LATE_TABLES)
+    types = program(rule, storage, has_groups, Key=CPP_TYPES[key])
+    return _of_rows("late_update", "catch_up.cu", parameters, types, rule, codecs, other_rows)
 
 
 @cache
-def update_late_coded_rows(
-    rule: UpdateRule, other_rows: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, key: str
+def bring_up_rows(
+    rule: UpdateRule,
+    other_rows: UpdateRule,
+    storage: Storage,
+    index: str,
+    codecs: tuple[Coded, ...] = (),
 ) -> Kernel:
-    given = "update_late_coded_rows", rule, storage, key, True
-    return _update_of_tables(*given, codecs, _OF_LATE_TABLES, other_rows, "late_coded_rows.cu")
+    parameters = {
+        "arrays": arrays_struct(rule, storage, codecs),
+        "rows": Pointer(index, is_optional=True),
+        "num_rows": INT64,
+        "height": INT64,
+        "row_width": INT64,
+        "late": _LATE_TABLE,
+        **_lanes(codecs),
+    }
+    types = program(rule, storage, False, Index=CPP_TYPES[index])
+    return _of_rows("bring_up_rows", "catch_up.cu", parameters, types, rule, codecs, other_rows)
 
 
-def _update_of_tables(
-    function: str,
+@cache
+def update_other_rows(
+    rule: UpdateRule, storage: Storage, has_groups: bool = False, codecs: tuple[Coded, ...] = ()
+) -> Kernel:
+    parameters = {
+        "arrays": arrays_struct(rule, storage, codecs),
+        "size": INT64,
+        "row_width": INT64,
+        **given_scalars(rule, storage, has_groups),
+        "table": INT64,
+        "touched": UINT32S,
+        "refused": REFUSED,
+    }
+    types = program(rule, storage, has_groups)
+    return _of_rows("update_other_rows", "sparse_update.cu", parameters, types, rule, codecs)
+
+
+def _of_tables(
     rule: UpdateRule,
     storage: Storage,
     key: str,
     has_groups: bool,
     codecs: tuple[Coded, ...],
     more: Mapping[str, Parameter],
-    other_rows: UpdateRule | None = None,
-    file: str = "",
-) -> Kernel:
-    return Kernel(
-        function,
-        {
-            **TABLES,
-            "only_arrays": arrays_struct(rule, storage, codecs),
-            "arrays": Pointer("int64", is_optional=True),
-            "rows": struct_of(SortedRows, Key=key),
-            "parts": Pointer(real_of(storage)),
-            "row_width": INT64,
-            **given_scalars(rule, storage, has_groups),
-            **more,
-            **_lanes(codecs),
-            "refused": REFUSED,
-        },
-        _program_of_rows(rule, storage, codecs, other_rows, has_groups, Key=CPP_TYPES[key]),
-        rule,
-        file=file,
-        other_rows=other_rows,
-        codecs=codecs,
-    )
-
-
-@cache
-def bring_up_rows(rule: UpdateRule, other_rows: UpdateRule, storage: Storage, index: str) -> Kernel:
-    return _bring_up("bring_up_rows", "catch_up.cu", rule, other_rows, (), storage, index)
-
-
-@cache
-def bring_up_coded_rows(
-    rule: UpdateRule,
-    other_rows: UpdateRule,
-    codecs: tuple[Coded, ...],
-    storage: Storage,
-    index: str,
-) -> Kernel:
-    name, file = "bring_up_coded_rows", "late_coded_rows.cu"
-    return _bring_up(name, file, rule, other_rows, codecs, storage, index)
-
-
-def _bring_up(
-    function: str,
-    file: str,
-    rule: UpdateRule,
-    other_rows: UpdateRule,
-    codecs: tuple[Coded, ...],
-    storage: Storage,
-    index: str,
-) -> Kernel:
-    return Kernel(
-        function,
-        {
-            "arrays": arrays_struct(rule, storage, codecs),
-            "rows": Pointer(index, is_optional=True),
-            "num_rows": INT64,
-            "height": INT64,
-            "row_width": INT64,
-            "late": _LATE_TABLE,
-            **_lanes(codecs),
-        },
-        _program_of_rows(rule, storage, codecs, other_rows, False, Index=CPP_TYPES[index]),
-        rule,
-        file=file,
-        other_rows=other_rows,
-        codecs=codecs,
-    )
-
-
-@cache
-def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = False) -> Kernel:
-    return _other_rows("update_other_rows", "sparse_update.cu", rule, (), storage, has_groups)
-
-
-@cache
-def update_other_coded_rows(
-    rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage, has_groups: bool = False
-) -> Kernel:
-    name, file = "update_other_coded_rows", "coded_rows.cu"
-    return _other_rows(name, file, rule, codecs, storage, has_groups)
-
-
-def _other_rows(
-    function: str,
-    file: str,
-    rule: UpdateRule,
-    codecs: tuple[Coded, ...],
-    storage: Storage,
-    has_groups: bool,
-) -> Kernel:
-    return Kernel(
-        function,
-        {
-            "arrays": arrays_struct(rule, storage, codecs),
-            "size": INT64,
-            "row_width": INT64,
-            **given_scalars(rule, storage, has_groups),
-            "table": INT64,
-            "touched": UINT32S,
-            "refused": REFUSED,
-        },
-        _program_of_rows(rule, storage, codecs, None, has_groups),
-        rule,
-        file=file,
-        codecs=codecs,
-    )
+) -> dict[str, Parameter]:
+    """What updates of tables take."""
+    return {
+        **TABLES,
+        "only_arrays": arrays_struct(rule, storage, codecs),
+        "arrays": Pointer("int64", is_optional=True),
+        "rows": struct_of(SortedRows, Key=key),
+        "parts": Pointer(real_of(storage)),
+        "row_width": INT64,
+        **given_scalars(rule, storage, has_groups),
+        **more,
+        **_lanes(codecs),
+        "refused": REFUSED,
+    }
 
 
 def _lanes(codecs: tuple[Coded, ...]) -> dict[str, Parameter]:
@@ -696,16 +644,23 @@ def _lanes(codecs: tuple[Coded, ...]) -> dict[str, Parameter]:
     return {} if codecs else {"lanes_per_row": INT32}
 
 
-def _program_of_rows(
+def _of_rows(
+    function: str,
+    file: str,
+    parameters: Mapping[str, Parameter],
+    types: Mapping[str, str | int],
     rule: UpdateRule,
-    storage: Storage,
     codecs: tuple[Coded, ...],
-    other_rows: UpdateRule | None,
-    has_groups: bool,
-    **more: str,
-) -> dict[str, str | int]:
+    other_rows: UpdateRule | None = None,
+) -> Kernel:
+    """Returns the kernel of rows without codes, or that of rows with them."""
+    if codecs:
+        function, file = _OF_CODED_ROWS[function]
     unnamed = {} if other_rows is None else _unnamed(rule, other_rows)
-    return program(rule, storage, has_groups, **more, **types_of_codes(codecs), **unnamed)
+    types = {**types, **types_of_codes(codecs), **unnamed}
+    return Kernel(
+        function, parameters, types, rule, file=file, other_rows=other_rows, codecs=codecs
+    )
 
 
 def _unnamed(rule: UpdateRule, other_rows: UpdateRule) -> dict[str, str | int]:

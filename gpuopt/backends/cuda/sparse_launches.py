@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import (
@@ -179,14 +177,30 @@ class SparseLaunches:
 
     @computed_once
     def _row_bytes(self) -> list[int]:
-        """How many bytes a row has, in the variable, in each slot and in the companion."""
+        """How many bytes a row has, in the variable, each slot, their scales, and the companion."""
         rule, codecs, width = self._kind.rule, self._kind.codecs, self._kind.tables.width
-        of_slots = [1 if name in rule.row_slots else width for name in rule.slots]
-        (var, *companion), slots = codecs.var.dtypes, codecs.slots
-        dtypes = [var, *(codec.dtypes[0] for codec in slots), *companion]
-        # The companion is as wide as the variable.
-        widths = [width, *of_slots, *[width] * len(companion)]
-        return [dtype.itemsize * each for dtype, each in zip(dtypes, widths, strict=True)]
+        widths = [1 if name in rule.row_slots else width for name in rule.slots]
+        slots = [
+            codec.dtypes[0].itemsize * each
+            for codec, each in zip(codecs.slots, widths, strict=True)
+        ]
+        scales = [codec.dtypes[1].itemsize * self._blocks_per_row for codec in codecs.coded]
+        var, *companion = [dtype.itemsize * width for dtype in codecs.var.dtypes]
+        return [var, *slots, *scales, *companion]
+
+    @computed_once
+    def _blocks_per_row(self) -> int:
+        """How many blocks of codes a row has, if there are codes."""
+        per_block = self._kind.codecs.per_block
+        return -(-self._kind.tables.width // per_block) if per_block else 1
+
+    @computed_once
+    def _lanes(self) -> int:
+        """How many threads share a row, or a block of codes."""
+        width, per_block = self._kind.tables.width, self._kind.codecs.per_block
+        if per_block:
+            return lanes_per_block(width, per_block)
+        return lanes_per_row(width, PACK_BYTES // element_bytes(self._storage))
 
     def _add_update(
         self,
@@ -220,19 +234,20 @@ class SparseLaunches:
     def _bind_update(
         self, workspace: Workspace, touched: Any, arguments: Mapping[str, Any]
     ) -> Launch:
-        kind, rows = self._kind, arguments["rows"]
-        form = self._storage, name_of(rows.keys.dtype), kind.has_groups
+        kind, rows, codes = self._kind, arguments["rows"], self._kind.codecs.coded
+        form = self._storage, name_of(rows.keys.dtype), kind.has_groups, codes
+        blocks_per_row = 1  # of late rows: the same lanes take all blocks of one
         more: dict[str, Any]
         if kind.missed is None:
             kernel, more = kernels.sparse_update(kind.rule, *form), {"touched": touched}
+            blocks_per_row = self._blocks_per_row
         else:
             kernel = kernels.late_update(kind.rule, kind.missed, *form)
             more = {"num_done": workspace.zeros("num_done", 1, "uint32")}
-        lanes = lanes_per_row(kind.tables.width, PACK_BYTES // element_bytes(self._storage))
-        blocks = self._tables.blocks(rows.num_rows, lanes)
-        return self._launcher.bind(
-            kernel, blocks, ROW_THREADS, **arguments, **more, lanes_per_row=lanes
-        )
+        if not codes:
+            more["lanes_per_row"] = self._lanes
+        blocks = self._tables.blocks(rows.num_rows * blocks_per_row, self._lanes)
+        return self._launcher.bind(kernel, blocks, ROW_THREADS, **arguments, **more)
 
     def _bind_marks(self, rows: SortedRows, touched: Any, refused: Any) -> Launch:
         return self._launcher.bind(
@@ -257,14 +272,14 @@ class SparseLaunches:
     def _bind_others(
         self, table: Table, touched: Any, scalars: dict[str, Any], refused: Any
     ) -> Launch:
-        kind = self._kind.tables
+        kind, rule, codes = self._kind.tables, self._rule_of_others, self._kind.codecs.coded
         size = table.height * kind.width
-        packs = size // (PACK_BYTES // element_bytes(self._storage))
+        blocks = self._tables.blocks(size // (PACK_BYTES // element_bytes(self._storage)), 1)
+        if codes:
+            blocks = self._tables.blocks(table.height * self._blocks_per_row, self._lanes)
         return self._launcher.bind(
-            kernels.update_other_rows(
-                self._rule_of_others, self._storage, self._rule_of_others.is_scaled
-            ),
-            self._tables.blocks(packs, 1),
+            kernels.update_other_rows(rule, self._storage, rule.is_scaled, codes),
+            blocks,
             ROW_THREADS,
             arrays=Arrays(table.addresses),
             size=size,
@@ -285,57 +300,3 @@ def _of_tables(
         for first in range(0, len(scalars), num_groups)
         for table in tables
     ]
-
-
-class CodedLaunches(SparseLaunches):
-    """The launches for tables of one kind, on one stream; their blocks end at rows."""
-
-    @computed_once
-    def _row_bytes(self) -> list[int]:
-        width, num_slots = self._kind.tables.width, len(self._kind.rule.slots)
-        of_scales = self._blocks_per_row() * np.dtype(np.float32).itemsize
-        codes, scales = [width] * num_slots, [of_scales] * num_slots
-        var, *companion = [width * dtype.itemsize for dtype in self._kind.codecs.var.dtypes]
-        return [var, *codes, *scales, *companion]
-
-    def _blocks_per_row(self) -> int:
-        return -(-self._kind.tables.width // self._kind.codecs.per_block)
-
-    def _thread_blocks(self, num_rows: int) -> int:
-        lanes = lanes_per_block(self._kind.tables.width, self._kind.codecs.per_block)
-        return self._tables.blocks(num_rows * self._blocks_per_row(), lanes)
-
-    def _bind_update(
-        self, workspace: Workspace, touched: Any, arguments: Mapping[str, Any]
-    ) -> Launch:
-        rows, kind = arguments["rows"], self._kind
-        form = kind.codecs.coded, self._storage, name_of(rows.keys.dtype)
-        more: dict[str, Any]
-        if kind.missed is None:
-            kernel, more = kernels.update_coded_rows(kind.rule, *form), {"touched": touched}
-            blocks = self._thread_blocks(rows.num_rows)
-        else:
-            kernel = kernels.update_late_coded_rows(kind.rule, kind.missed, *form)
-            more = {"num_done": workspace.zeros("num_done", 1, "uint32")}
-            # The same lanes take all blocks of a row.
-            lanes = lanes_per_block(kind.tables.width, kind.codecs.per_block)
-            blocks = self._tables.blocks(rows.num_rows, lanes)
-        return self._launcher.bind(kernel, blocks, ROW_THREADS, **arguments, **more)
-
-    def _bind_others(
-        self, table: Table, touched: Any, scalars: dict[str, Any], refused: Any
-    ) -> Launch:
-        rule = self._rule_of_others
-        return self._launcher.bind(
-            kernels.update_other_coded_rows(
-                rule, self._kind.codecs.coded, self._storage, rule.is_scaled
-            ),
-            self._thread_blocks(table.height),
-            ROW_THREADS,
-            arrays=Arrays(table.addresses),
-            size=table.height * self._kind.tables.width,
-            row_width=self._kind.tables.width,
-            **scalars,
-            touched=touched,
-            refused=refused,
-        )

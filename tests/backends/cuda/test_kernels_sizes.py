@@ -166,9 +166,9 @@ def test_kernels_take_sizes_and_counts_of_64_bits(rule: Any) -> None:
         kernels.sparse_update(rule, "float32", "uint32"),
         kernels.sparse_update(rule, "float32", "uint32", has_groups=True),
         kernels.update_other_rows(rule, "float32"),
-        kernels.update_coded_rows(adam, codecs, "float32", "uint32"),
-        kernels.update_other_coded_rows(adam, codecs, "float32"),
-        kernels.update_other_coded_rows(adam, codecs, "float32", has_groups=True),
+        kernels.sparse_update(adam, "float32", "uint32", True, codecs),
+        kernels.update_other_rows(adam, "float32", codecs=codecs),
+        kernels.update_other_rows(adam, "float32", True, codecs),
     ):
         counts = {
             name: parameter.dtype
