@@ -88,7 +88,7 @@ def _make(name: str, height: int, width: int, gap: int) -> Workload:
 
     fall_behind()
     contenders: dict[str, Callable[[], object]] = {
-        each: partial(backend.late_rows.bring_up, plan, count) for each, count in counts.items()
+        each: partial(backend.bring_up_rows, plan, count) for each, count in counts.items()
     }
     return Workload(
         f"{name}, {height:,} x {width}, all rows brought up to date after {gap:,} missed steps",

@@ -162,18 +162,15 @@ class RowCheck(NamedTuple):
     height: int
 
 
-class RowFlag(Updated, Protocol):
-    """A flag in device memory, which kernels read before they write anything."""
-
-
 class RowFlags(Protocol):
     """Checks rows of sparse gradients on the device, while the host goes on.
 
-    All but `new` and `unless_set` are updates of the flag, in order across streams like those of a
-    variable. The first `check` is called on the stream of `new`.
+    A flag is in device memory, and kernels read it before they write anything. All but `new` and
+    `unless_set` are updates of the flag, in order across streams like those of a variable. The
+    first `check` is called on the stream of `new`.
     """
 
-    def new(self) -> RowFlag:
+    def new(self) -> Updated:
         """Returns a flag that is not set."""
 
     def check(self, flag: Any, checks: Sequence[RowCheck]) -> None:
@@ -196,20 +193,6 @@ class RowFlags(Protocol):
 
     def unless_set(self, flag: Any, new: Array, old: Array) -> Array:
         """Returns `new`, or `old` if the flag is set; called inside `enter_reading(flag)`."""
-
-
-class LateRows(Protocol):
-    """Lets rows of a table fall behind, and catch up, on one device."""
-
-    def bring_up(self, plan: Any, catch_up: CatchUp, rows: Array | None = None) -> None:
-        """Brings rows of a table up to date that missed steps.
-
-        Args:
-            plan: From `plan_dense`, of this variable alone.
-            catch_up: The table's.
-            rows: Integers on the device, within range, of any shape; they may repeat. None for all
-                rows. A GPU leaves out those that are not within range.
-        """
 
 
 class Backend(Protocol):
@@ -235,9 +218,6 @@ class Backend(Protocol):
 
     @property
     def loss_scalings(self) -> LossScalings | None: ...
-
-    @property
-    def late_rows(self) -> LateRows: ...
 
     @property
     def norms(self) -> Norms: ...
@@ -459,6 +439,16 @@ class Backend(Protocol):
                 gradient of 0; None if they stay, or catch up later.
             record: See `StepRecord`.
             kept: The owners of memory that the plan borrows: see `enter_update`.
+        """
+
+    def bring_up_rows(self, plan: Any, catch_up: CatchUp, rows: Array | None = None) -> None:
+        """Brings rows of a table up to date that missed steps.
+
+        Args:
+            plan: From `plan_dense`, of this variable alone.
+            catch_up: The table's.
+            rows: Integers on the device, within range, of any shape; they may repeat. None for all
+                rows. A GPU leaves out those that are not within range.
         """
 
     def measure_copy(self) -> float:

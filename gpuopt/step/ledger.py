@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gpuopt import environment
 from gpuopt.backends import backend_for, gpu_backends, to_device
-from gpuopt.backends.backend import FlagRead, RowCheck, RowFlag, RowFlags
+from gpuopt.backends.backend import FlagRead, RowCheck, RowFlags, Updated
 from gpuopt.backends.record import StepRecord
 from gpuopt.device import Device
 from gpuopt.locks import Lock, call_locked
@@ -125,7 +125,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.books = CLEAR
-        self.flags: dict[Device, RowFlag] = {}
+        self.flags: dict[Device, Updated] = {}
         self.settled: Mapping[Identity, Any] = {}
         # The thread in the middle of a call, whose kernels must look at the flags, or of settling.
         self._thread: int | None = None

@@ -43,7 +43,6 @@ class TableBehind:
         self._arrays = arrays
         self._identity = weakref.ref(identity)
         self._plan, self._backend, self._real = batch.plan, batch.backend, batch.real
-        self._late_rows = batch.backend.late_rows
         # Held by a step, or while rows are brought up to date. Taken inside the gate, together with
         # the device's.
         self._lock = Lock(f'the rows of "{identity.name}" that are behind')
@@ -108,7 +107,7 @@ class TableBehind:
             return
         self.thread, begun[self] = get_ident(), None
         try:
-            self._late_rows.bring_up(self._plan, catch_up, rows)
+            self._backend.bring_up_rows(self._plan, catch_up, rows)
         finally:
             begun.pop(self, None)
         if rows is None:

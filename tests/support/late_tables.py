@@ -58,7 +58,7 @@ class Table:
         self.backend.apply_sparse(adam, [update], [scalars], other_rows=None)
 
     def read(self, rows: Any = None) -> np.ndarray:
-        self.backend.late_rows.bring_up(self.plan, self.catch_up, rows)
+        self.backend.bring_up_rows(self.plan, self.catch_up, rows)
         return self.var
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from gpuopt.backends import launch_observer
 from gpuopt.backends.backend import (
-    LateRows,
     RowCopy,
     RowFlags,
     Scalars,
@@ -22,8 +21,9 @@ from gpuopt.backends.backend import (
     Updated,
     codecs_of,
 )
+from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.clips import Clips
-from gpuopt.backends.cpu.catch_up import CpuLateRows
+from gpuopt.backends.cpu.catch_up import bring_up
 from gpuopt.backends.cpu.clips import CpuClips, CpuNorms
 from gpuopt.backends.cpu.cores import read_cache_bytes
 from gpuopt.backends.cpu.dense_plan import DensePlan
@@ -77,7 +77,6 @@ class CpuBackend:
         self._limits = limits
         self.norms: Norms = CpuNorms(limits)
         self.clips: Clips = CpuClips(limits)
-        self.late_rows: LateRows = CpuLateRows(limits)
 
     def enter(self, *read: Updated) -> AbstractContextManager[Any]:
         return _nothing
@@ -216,6 +215,10 @@ class CpuBackend:
                 ignore_fp_warnings(update_touched_rows, rule, *given, self._limits, first)
         if observer is not None:
             _note_launch(observer, f"sparse {rule.name}", begin)
+
+    def bring_up_rows(self, plan: DensePlan, catch_up: CatchUp, rows: Array | None = None) -> None:
+        rows = None if rows is None else np.asarray(rows).reshape(-1)
+        ignore_fp_warnings(bring_up, plan, catch_up, rows, self._limits)
 
     def measure_copy(self) -> float:
         num_bytes = max(_COPIED_BYTES, read_cache_bytes())

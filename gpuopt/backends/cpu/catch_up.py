@@ -23,7 +23,6 @@ from gpuopt.backends.cpu.memory import read_only
 from gpuopt.backends.cpu.numbers import Numbers
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.tiles import Rounding, round_stored
-from gpuopt.fp_warnings import ignore_fp_warnings
 from gpuopt.interrupts import at_once
 from gpuopt.rules.catch_up import STRIDE
 from gpuopt.rules.rounded import rounded
@@ -186,17 +185,6 @@ def _multiply(slot: Array, powers: Array) -> None:
 
 # Makes a step of rows that are up to date, in place.
 Step = Callable[[UpToDate], object]
-
-
-class CpuLateRows:
-    """See `LateRows`."""
-
-    def __init__(self, limits: CpuLimits) -> None:
-        self._limits = limits
-
-    def bring_up(self, plan: DensePlan, catch_up: CatchUp, rows: Array | None = None) -> None:
-        rows = None if rows is None else np.asarray(rows).reshape(-1)
-        ignore_fp_warnings(partial(bring_up, plan, catch_up, rows, self._limits))
 
 
 def bring_up(plan: DensePlan, catch_up: CatchUp, rows: Array | None, limits: CpuLimits) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.backend import (
-    LateRows,
     RowCopy,
     Scalars,
     SparseUpdate,
@@ -20,9 +19,10 @@ from gpuopt.backends.backend import (
     codecs_of,
     compute_type,
 )
+from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.clips import Clips
 from gpuopt.backends.cuda import kernels
-from gpuopt.backends.cuda.catch_up import CountOfSteps, CudaLateRows
+from gpuopt.backends.cuda.catch_up import CountOfSteps, bring_up, readable
 from gpuopt.backends.cuda.clips import CudaClips
 from gpuopt.backends.cuda.dense_plan import CodedPlan, DensePlan, overlapping
 from gpuopt.backends.cuda.launch_shapes import (
@@ -79,7 +79,6 @@ class CudaBackend:
         self._workspaces = Workspaces(launcher)
         self.row_flags = CudaRowFlags(launcher, self._lock, self._order, self._workspaces)
         self.norms: Norms = CudaNorms(launcher)
-        self.late_rows: LateRows = CudaLateRows(launcher, self._lock, self._order, self._workspaces)
         scalings = CudaLossScalings(launcher, self._lock, self._order)
         self.loss_scalings: LossScalings = scalings
         self.clips: Clips = CudaClips(
@@ -338,6 +337,30 @@ class CudaBackend:
                         plan.copy_stand_ins_back()
             finally:
                 self._order.end(last, used, flags)
+
+    def bring_up_rows(self, plan: DensePlan, catch_up: CatchUp, rows: Any = None) -> None:
+        count: CountOfSteps | None = catch_up.on_device
+        if count is None or not plan.num_variables:
+            return
+        with self._lock, self._launcher.device():
+            if self._launcher.is_capturing():
+                raise RuntimeError(
+                    "a table has rows that missed steps, which a capture into a CUDA graph would "
+                    "make again with each launch: read it before, or call flush()"
+                )
+            given = None if rows is None else readable(self._launcher, rows)
+            if given is not None and not given.size:
+                return
+            last = self._order.begin(plan.updated, plan.last_update, is_step=False)
+            plan.last_update = last
+            try:
+                plan.fill_stand_ins()
+                workspace = self._workspaces.take(last.stream)
+                bring_up(self._launcher, workspace, plan, catch_up, given)
+                self._workspaces.put_back(workspace)
+                plan.copy_stand_ins_back()
+            finally:
+                self._order.end(last, (plan.memory, count.arrays, given, rows))
 
     def measure_copy(self) -> float:
         with self.enter():

@@ -21,11 +21,9 @@ from gpuopt.backends.cuda.launch_shapes import (
 )
 from gpuopt.backends.cuda.launcher import Launcher, to_device
 from gpuopt.backends.cuda.mixed import element_bytes, storage_of
-from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.structs import Arrays, LateTable
-from gpuopt.backends.cuda.workspace import Workspaces
-from gpuopt.locks import Lock
+from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.rules.random_bits import NUM_PARTS
 from gpuopt.rules.rounded import rounded
 
@@ -88,70 +86,42 @@ def _powers(decays: tuple[float, ...]) -> np.ndarray[Any, Any]:
     return np.array(powers, np.float64).reshape(len(decays), NUM_POWERS)
 
 
-class CudaLateRows:
-    """See `LateRows`. A row is moved by the first of the threads that find it behind."""
+def bring_up(
+    launcher: Launcher, workspace: Workspace, plan: DensePlan, catch_up: CatchUp, rows: Any
+) -> None:
+    """Does what `Backend.bring_up_rows` does, on the current stream.
 
-    def __init__(
-        self, launcher: Launcher, lock: Lock, order: UpdateOrder, workspaces: Workspaces
-    ) -> None:
-        """Prepares nothing; see `CudaRowFlags` for the arguments."""
-        self._launcher = launcher
-        self._lock = lock
-        self._order = order
-        self._workspaces = workspaces
+    A row is moved by the first of the threads that find it behind. `rows` are from `readable`, or
+    None.
+    """
+    num_rows = plan.height if rows is None else rows.size
+    count: CountOfSteps = catch_up.on_device
+    rule = count.rule if catch_up.rounding is None else rounded(count.rule)
+    storage, codecs = storage_of(plan.codecs, plan.dtype), plan.codecs
+    index = name_of(np.dtype(np.int64) if rows is None else rows.dtype)
+    kernel = kernels.bring_up_rows(rule, count.rule, storage, index, codecs.coded)
+    more = {}
+    if codecs.per_block:
+        lanes = lanes_per_block(plan.width, codecs.per_block)
+    else:
+        lanes = lanes_per_row(plan.width, PACK_BYTES // element_bytes(storage))
+        more = {"lanes_per_row": lanes}
+    blocks = num_blocks(num_rows * lanes, ROW_THREADS, launcher.num_multiprocessors)
+    given = {
+        "arrays": Arrays(plan.addresses),
+        "rows": rows,
+        "num_rows": num_rows,
+        "height": plan.height,
+        "row_width": plan.width,
+        "late": count.table,
+        **more,
+    }
+    launch = workspace.launch(kernel, blocks, ROW_THREADS, **given)
+    if rows is not None:
+        launch.forget("rows")
 
-    def bring_up(self, plan: DensePlan, catch_up: CatchUp, rows: Any = None) -> None:
-        count: CountOfSteps | None = catch_up.on_device
-        if count is None or not plan.num_variables:
-            return
-        with self._lock, self._launcher.device():
-            if self._launcher.is_capturing():
-                raise RuntimeError(
-                    "a table has rows that missed steps, which a capture into a CUDA graph would "
-                    "make again with each launch: read it before, or call flush()"
-                )
-            given = None if rows is None else self._readable(rows)
-            if given is not None and not given.size:
-                return
-            last = self._order.begin(plan.updated, plan.last_update, is_step=False)
-            plan.last_update = last
-            try:
-                plan.fill_stand_ins()
-                self._launch(plan, catch_up, given)
-                plan.copy_stand_ins_back()
-            finally:
-                self._order.end(last, (plan.memory, count.arrays, given, rows))
 
-    def _launch(self, plan: DensePlan, catch_up: CatchUp, rows: Any) -> None:
-        num_rows = plan.height if rows is None else rows.size
-        count: CountOfSteps = catch_up.on_device
-        rule = count.rule if catch_up.rounding is None else rounded(count.rule)
-        storage, codecs = storage_of(plan.codecs, plan.dtype), plan.codecs
-        index = name_of(np.dtype(np.int64) if rows is None else rows.dtype)
-        kernel = kernels.bring_up_rows(rule, count.rule, storage, index, codecs.coded)
-        more = {}
-        if codecs.per_block:
-            lanes = lanes_per_block(plan.width, codecs.per_block)
-        else:
-            lanes = lanes_per_row(plan.width, PACK_BYTES // element_bytes(storage))
-            more = {"lanes_per_row": lanes}
-        blocks = num_blocks(num_rows * lanes, ROW_THREADS, self._launcher.num_multiprocessors)
-        given = {
-            "arrays": Arrays(plan.addresses),
-            "rows": rows,
-            "num_rows": num_rows,
-            "height": plan.height,
-            "row_width": plan.width,
-            "late": count.table,
-            **more,
-        }
-        workspace = self._workspaces.take(self._launcher.stream())
-        launch = workspace.launch(kernel, blocks, ROW_THREADS, **given)
-        if rows is not None:
-            launch.forget("rows")
-        self._workspaces.put_back(workspace)
-
-    def _readable(self, rows: Any) -> Any:
-        """Returns rows as a kernel reads them."""
-        rows = rows if rows.dtype in INDEX_DTYPES else rows.astype(np.int64)
-        return self._launcher.xp.ascontiguousarray(rows).reshape(-1)
+def readable(launcher: Launcher, rows: Any) -> Any:
+    """Returns rows as a kernel reads them."""
+    rows = rows if rows.dtype in INDEX_DTYPES else rows.astype(np.int64)
+    return launcher.xp.ascontiguousarray(rows).reshape(-1)

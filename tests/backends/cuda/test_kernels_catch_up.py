@@ -103,7 +103,7 @@ class Counted(NamedTuple):
         return SparseUpdate(self.plan, values, rows, group, self.catch_up)
 
     def read(self, rows: Any = None) -> None:
-        self.backend.late_rows.bring_up(self.plan, self.catch_up, rows)
+        self.backend.bring_up_rows(self.plan, self.catch_up, rows)
 
 
 def scalars_of(rule: UpdateRule, real: Any, size: float = 0.01) -> dict[str, Any]:
