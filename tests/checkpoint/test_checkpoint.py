@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from dtypes import every_dtype
-from every_optimizer import configurations, make, own_step
+from every_optimizer import make, one_of_each_shape, own_step
 from golden_cases import GOLDEN, OPTIMIZERS, check, error, read_json
 from other_thread import repeated
 from safetensors import safe_open
@@ -255,7 +255,7 @@ def test_state_cannot_be_read_in_the_middle_of_a_step() -> None:
 # The file.
 
 
-@configurations
+@one_of_each_shape
 @every_dtype
 @pytest.mark.one_in(8)
 def test_restored_checkpoint_continues_the_run_bit_by_bit(

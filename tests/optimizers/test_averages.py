@@ -16,7 +16,7 @@ from bound_kernels import compile_together
 from dtypes import DTYPES
 from each_device import variable_on
 from emulator.emulator import EmulatorLauncher
-from every_optimizer import configurations, make
+from every_optimizer import make, one_of_each_shape
 from stages import STAGES
 
 import gpuopt
@@ -124,7 +124,7 @@ def test_averages_of_what_is_rounded_at_random_are_those_of_apply(
     check_steps(kind, dtype, is_bounded=True)
 
 
-@configurations
+@one_of_each_shape
 def test_averages_follow_every_optimizer(name: str, arguments: dict[str, Any]) -> None:
     check_steps(lambda **more: make(name, arguments, **more), np.float32)
 

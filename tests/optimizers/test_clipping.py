@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from array_slots import array_slots
 from dtypes import every_dtype
-from every_optimizer import configurations, make, optimizer_classes
+from every_optimizer import make, one_of_each_shape, optimizer_classes
 from golden_cases import read_json
 
 import gpuopt
@@ -77,7 +77,7 @@ def by_value(gradients: list[np.ndarray]) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@configurations
+@one_of_each_shape
 @pytest.mark.one_in(2)
 def test_a_step_is_that_of_gradients_clipped_by_hand(
     name: str, arguments: dict[str, Any], dtype: Any

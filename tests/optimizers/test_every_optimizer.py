@@ -22,6 +22,8 @@ from every_optimizer import (
     in_every_form,
     make,
     modules,
+    one_of_each_shape,
+    one_of_each_shape_in_forms,
     optimizer_classes,
     own_step,
     update_rules,
@@ -198,7 +200,7 @@ def test_repeated_rows_update_like_their_sum_to_the_bit(
     assert np.array_equal(tables[0].numpy(), tables[1].numpy())
 
 
-@in_each_shapes_forms
+@one_of_each_shape_in_forms
 @pytest.mark.parametrize("indices_dtype", [np.int32, np.int64])
 def test_empty_sparse_gradient_changes_nothing_before_there_is_momentum(
     name: str, arguments: dict[str, Any], indices_dtype: Any, every_cpu_form: str
@@ -231,7 +233,7 @@ def test_every_dtype_steps_like_float64_to_its_own_precision(
     )
 
 
-@in_each_shapes_forms
+@one_of_each_shape_in_forms
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0), (100_003,)], ids=str)
 @pytest.mark.one_in(8)
 def test_any_shape_steps_like_its_elements(
@@ -249,7 +251,7 @@ def test_any_shape_steps_like_its_elements(
     np.testing.assert_allclose(np.ravel(w.numpy())[-3:], flat.numpy(), rtol=4 * eps(np.float32))
 
 
-@in_each_shapes_forms
+@one_of_each_shape_in_forms
 def test_gradients_are_only_read_and_may_alias(
     name: str, arguments: dict[str, Any], every_cpu_form: str
 ) -> None:
@@ -265,7 +267,7 @@ def test_gradients_are_only_read_and_may_alias(
     assert shared.tolist() == [0.5, -0.5, 0.25]
 
 
-@in_each_shapes_forms
+@one_of_each_shape_in_forms
 def test_gradient_that_shares_memory_with_its_variable_is_read_first(
     name: str, arguments: dict[str, Any], every_cpu_form: str
 ) -> None:
@@ -279,7 +281,7 @@ def test_gradient_that_shares_memory_with_its_variable_is_read_first(
         assert np.array_equal(array, reference.numpy())
 
 
-@in_each_shapes_forms
+@one_of_each_shape_in_forms
 def test_nan_and_infinity_pass_through_without_a_warning(
     name: str, arguments: dict[str, Any], every_cpu_form: str
 ) -> None:
@@ -290,7 +292,7 @@ def test_nan_and_infinity_pass_through_without_a_warning(
 
 
 @pytest.mark.internal
-@configurations
+@one_of_each_shape
 def test_slots_live_on_their_variables_device_and_are_not_trainable(
     name: str, arguments: dict[str, Any]
 ) -> None:
@@ -328,7 +330,7 @@ def test_every_hyperparameter_may_be_a_callable(name: str, arguments: dict[str, 
     assert np.array_equal(w.numpy(), b.numpy())
 
 
-@configurations
+@one_of_each_shape
 def test_two_optimizers_of_one_kind_share_no_state(name: str, arguments: dict[str, Any]) -> None:
     w, b = Variable(np.float32([1, 2])), Variable(np.float32([1, 2]))
     alone, first, second = (make(name, arguments) for _ in range(3))

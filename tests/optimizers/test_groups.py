@@ -16,9 +16,9 @@ from array_slots import array_slots
 from every_optimizer import (
     ARGUMENTS,
     CONFIGURATIONS,
-    configurations,
     in_each_shapes_forms,
     make,
+    one_of_each_shape,
     optimizer_classes,
     own_step,
     shapes,
@@ -173,7 +173,7 @@ def test_small_variables_of_several_groups_share_a_bundle(
         np.testing.assert_allclose(got.numpy(), alone.numpy(), rtol=1e-6, atol=1e-7)
 
 
-@configurations
+@one_of_each_shape
 def test_a_groups_dense_step_is_the_textbooks(name: str, arguments: dict[str, Any]) -> None:
     own = {each: np.float64(value) for each, value in values_of_group(name, arguments).items()}
     rng = np.random.default_rng(4)

@@ -20,7 +20,7 @@ from array_slots import array_slots
 from autograd import elementwise_grad
 from each_device import variable_on
 from emulator.emulator import EmulatorLauncher
-from every_optimizer import configurations, make
+from every_optimizer import make, one_of_each_shape
 from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
@@ -145,7 +145,7 @@ def test_a_step_is_that_of_float32_variables_which_are_rounded_after_it(
 
 
 @every_masters
-@configurations
+@one_of_each_shape
 def test_every_optimizer_keeps_masters(name: str, arguments: dict[str, Any], masters: Any) -> None:
     dtype = BFLOAT16
     w, v = Variable(normal(0, (6, 4), dtype)), Variable(normal(0, (6, 4), dtype).astype(np.float32))

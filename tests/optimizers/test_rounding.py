@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from array_slots import array_slots
 from each_device import variable_on
-from every_optimizer import configurations, make
+from every_optimizer import make, one_of_each_shape
 from restored_runs import Run, check_a_restored_run
 
 import gpuopt
@@ -98,7 +98,7 @@ def test_a_step_is_that_of_float32_variables_rounded_by_the_steps_bits(
             assert (a != b).sum() <= (0.005 * a.size if xp is not np else 0) + (xp is not np)
 
 
-@configurations
+@one_of_each_shape
 def test_every_elementwise_optimizer_takes_it(name: str, arguments: dict[str, Any]) -> None:
     if make(name, arguments).rule.row_slots:
         with pytest.raises(ValueError, match="a number for each row"):

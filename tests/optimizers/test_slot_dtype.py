@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from array_slots import array_slots
 from each_device import variable_on
-from every_optimizer import configurations, make
+from every_optimizer import make, one_of_each_shape
 from stages import STAGES
 
 import gpuopt
@@ -140,7 +140,7 @@ def test_every_device_makes_the_same_steps(stage: str, kind: str, xp: Any) -> No
     check(stage, kind, xp)
 
 
-@configurations
+@one_of_each_shape
 def test_every_elementwise_optimizer_with_slots_takes_it(
     name: str, arguments: dict[str, Any]
 ) -> None:

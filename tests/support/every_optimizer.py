@@ -236,6 +236,15 @@ def _parametrized(
 
 # Decorators for tests that take `name` and `arguments`, for `make`.
 configurations = _parametrized((configuration,) for configuration in CONFIGURATIONS)
+# For mechanisms that see no more of an optimizer than its shape.
+one_of_each_shape = _parametrized((configuration,) for configuration in FIRST_OF_EACH_SHAPE)
+one_of_each_shape_in_forms = _parametrized(
+    (
+        (configuration, FORMS[number % len(FORMS)])
+        for number, configuration in enumerate(FIRST_OF_EACH_SHAPE)
+    ),
+    "every_cpu_form",
+)
 in_every_form = _parametrized(
     ((configuration, form) for configuration in CONFIGURATIONS for form in FORMS),
     "every_cpu_form",

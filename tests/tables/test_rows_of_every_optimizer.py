@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_slots import array_slots
-from every_optimizer import configurations, make, own_step
+from every_optimizer import make, one_of_each_shape, own_step
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
@@ -15,7 +15,7 @@ from gpuopt import IndexedSlices, Variable
 pytestmark = pytest.mark.value
 
 
-@configurations
+@one_of_each_shape
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_new_row_is_updated_as_a_new_variable(
     name: str, arguments: dict[str, Any], dtype: Any
