@@ -120,42 +120,32 @@ def _product_before(a: Any) -> Any:
     return product
 
 
-def _var_vjp(
-    ans: Any,
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
-    *,
-    ddof: float = 0,
-    keepdims: bool = False,
-    where: Any = True,
-    mean: Any = None,
-    correction: float | None = None,
-) -> Vjp:
-    share = _share(a, axis, where, ddof if correction is None else correction)
-    return _by_element(
-        _var, a, axis, dtype, where, lambda g: g * _deviation(a, axis, where, mean) * (2 * share)
-    )
+def _spread_vjp(function: Any, *, is_root: bool) -> Any:
+    """Makes the derivative of the variance, or of its root."""
 
+    def make(
+        ans: Any,
+        a: Any,
+        axis: Any = None,
+        dtype: Any = None,
+        *,
+        ddof: float = 0,
+        keepdims: bool = False,
+        where: Any = True,
+        mean: Any = None,
+        correction: float | None = None,
+    ) -> Vjp:
+        share = _share(a, axis, where, ddof if correction is None else correction)
+        factor = share if is_root else 2 * share
+        by_variance = _by_element(
+            function, a, axis, dtype, where, lambda g: g * _deviation(a, axis, where, mean) * factor
+        )
+        if not is_root:
+            return by_variance
+        # Where all elements are equal, numpy's standard deviation has no slope; 0 does no harm.
+        return lambda g: by_variance(g / np.where(ans == 0, 1, ans))
 
-def _std_vjp(
-    ans: Any,
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
-    *,
-    ddof: float = 0,
-    keepdims: bool = False,
-    where: Any = True,
-    mean: Any = None,
-    correction: float | None = None,
-) -> Vjp:
-    share = _share(a, axis, where, ddof if correction is None else correction)
-    by_variance = _by_element(
-        _std, a, axis, dtype, where, lambda g: g * _deviation(a, axis, where, mean) * share
-    )
-    # Where all elements are equal, numpy's standard deviation has no slope; 0 does no harm.
-    return lambda g: by_variance(g / np.where(ans == 0, 1, ans))
+    return make
 
 
 def _deviation(a: Any, axis: Any, where: Any, mean: Any) -> Any:
@@ -190,8 +180,8 @@ def _extremum_vjp(
 derivative(anp.sum, _sum_vjp)
 derivative(_mean, _mean_vjp)
 derivative(anp.prod, _prod_vjp)
-derivative(_var, _var_vjp)
-derivative(_std, _std_vjp)
+derivative(_var, _spread_vjp(_var, is_root=False))
+derivative(_std, _spread_vjp(_std, is_root=True))
 for _extremum in (anp.max, anp.min, anp.amax, anp.amin):
     derivative(_extremum, _extremum_vjp)
 
