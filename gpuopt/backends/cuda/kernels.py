@@ -111,16 +111,6 @@ def program(
     return {**cpp_types(storage), "GivenScalars": scalars.cpp_type, **more}
 
 
-def variables(rule: UpdateRule, storage: Storage) -> Pointer:
-    """The sizes of variables, and the addresses of each, its slots, and its companion."""
-    return Pointer("int64", struct_of(Variable, count=_num_arrays(rule, storage)))
-
-
-def coded_variables(rule: UpdateRule, codecs: Sequence[Coded], storage: Storage) -> Pointer:
-    """The sizes and widths of variables, and the addresses of the arrays of each."""
-    return Pointer("int64", struct_of(CodedVariable, count=_num_arrays(rule, storage, codecs)))
-
-
 def arrays_struct(rule: UpdateRule, storage: Storage, codecs: Sequence[Coded]) -> Struct:
     """The addresses of a variable, its slots, the scales of their codes, and its companion."""
     return struct_of(Arrays, count=_num_arrays(rule, storage, codecs))
@@ -158,38 +148,54 @@ def dense_update(
     """Returns the kernel that updates; see `needs_groups`."""
     first_sum = {"first_sum": rule.scalars.index(rule.sums[0])} if is_given_sums else {}
     has_groups = has_groups or needs_groups(rule)
-    return Kernel(
-        "dense_update",
-        {
-            "variables": variables(rule, storage),
-            **_CHUNKS,
-            "groups": GROUPS,
-            **given_scalars(rule, storage, has_groups),
-            "widths": Pointer("int64", is_optional=True),
-            "sums": Pointer("float64", is_optional=True),
-            "refused": REFUSED,
-        },
-        program(rule, storage, has_groups, **first_sum),
-        rule,
-    )
+    more = {
+        "widths": Pointer("int64", is_optional=True),
+        "sums": Pointer("float64", is_optional=True),
+    }
+    types = program(rule, storage, has_groups, **first_sum)
+    return _of_chunks("dense_update", "dense_update.cu", rule, storage, (), types, more, has_groups)
 
 
 @cache
 def sum_terms(rule: UpdateRule, storage: Storage) -> Kernel:
-    return Kernel(
-        "sum_terms",
-        {
-            "variables": variables(rule, storage),
-            **_CHUNKS,
-            "groups": GROUPS,
-            **given_scalars(rule, storage, True),
-            **_variable_sums(rule, storage),
-            "refused": REFUSED,
-        },
-        program(rule, storage, True),
-        rule,
-        file="dense_update.cu",
-    )
+    types, more = program(rule, storage, True), _variable_sums(rule, storage)
+    return _of_chunks("sum_terms", "dense_update.cu", rule, storage, (), types, more)
+
+
+@cache
+def coded_update(rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage) -> Kernel:
+    types = program(rule, storage, True, **types_of_codes(codecs))
+    return _of_chunks("coded_update", "coded_update.cu", rule, storage, codecs, types, {})
+
+
+@cache
+def sum_coded_terms(rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage) -> Kernel:
+    types = program(rule, storage, True, **types_of_codes(codecs))
+    more = _variable_sums(rule, storage)
+    return _of_chunks("sum_coded_terms", "coded_update.cu", rule, storage, codecs, types, more)
+
+
+def _of_chunks(
+    function: str,
+    file: str,
+    rule: UpdateRule,
+    storage: Storage,
+    codecs: tuple[Coded, ...],
+    types: Mapping[str, str | int],
+    more: Mapping[str, Parameter],
+    has_groups: bool = True,
+) -> Kernel:
+    of_variable = CodedVariable if codecs else Variable
+    count = _num_arrays(rule, storage, codecs)
+    parameters = {
+        "variables": Pointer("int64", struct_of(of_variable, count=count)),
+        **_CHUNKS,
+        "groups": GROUPS,
+        **given_scalars(rule, storage, has_groups),
+        **more,
+        "refused": REFUSED,
+    }
+    return Kernel(function, parameters, types, rule, file=file, codecs=codecs)
 
 
 def _variable_sums(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
@@ -200,41 +206,6 @@ def _variable_sums(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
         "first_sum": INT32,
         "of_variables": Pointer(real_of(storage), scalars_struct(rule, storage)),
     }
-
-
-@cache
-def coded_update(rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage) -> Kernel:
-    return _of_coded_update("coded_update", {}, rule, codecs, storage)
-
-
-@cache
-def sum_coded_terms(rule: UpdateRule, codecs: tuple[Coded, ...], storage: Storage) -> Kernel:
-    sums = _variable_sums(rule, storage)
-    return _of_coded_update("sum_coded_terms", sums, rule, codecs, storage)
-
-
-def _of_coded_update(
-    function: str,
-    more: dict[str, Parameter],
-    rule: UpdateRule,
-    codecs: tuple[Coded, ...],
-    storage: Storage,
-) -> Kernel:
-    return Kernel(
-        function,
-        {
-            "variables": coded_variables(rule, codecs, storage),
-            **_CHUNKS,
-            "groups": GROUPS,
-            **given_scalars(rule, storage, True),
-            **more,
-            "refused": REFUSED,
-        },
-        program(rule, storage, True, **types_of_codes(codecs)),
-        rule,
-        file="coded_update.cu",
-        codecs=codecs,
-    )
 
 
 # ---- Kernels that measure and scale gradients, and decide about steps
