@@ -1,41 +1,37 @@
-"""Rows that come and go, with groups or without, over random programs beside naive models."""
+"""Rows that come and go, over random programs beside a naive model.
+
+tests/fuzz/test_all_stages.py changes rows of tables in groups, and with other optimizers.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-import regrouping_programs
-import row_programs
 from gpu_streams import new_stream
+from row_programs import Program
 
 
-def programs(of_rows: range, of_groups: range) -> pytest.MarkDecorator:
-    """Parametrizes with programs' classes and seeds."""
-    if not os.environ.get("GPUOPT_FULL"):
-        of_rows, of_groups = of_rows[: len(of_rows) // 3 + 1], of_groups[: len(of_groups) // 3 + 1]
-    cases = [pytest.param(row_programs.Program, seed, id=f"rows-{seed}") for seed in of_rows]
-    regrouping = regrouping_programs.Program
-    cases += [pytest.param(regrouping, seed, id=f"groups-{seed}") for seed in of_groups]
-    return pytest.mark.parametrize(("program", "seed"), cases)
+def seeds(first: int, number: int) -> pytest.MarkDecorator:
+    few = number if os.environ.get("GPUOPT_FULL") else number // 3 + 1
+    return pytest.mark.parametrize("seed", range(first, first + few))
 
 
-@programs(range(30), range(16))
-def test_random_programs_on_the_host(program: Any, seed: int, tmp_path: Path) -> None:
-    program(seed, tmp_path).run(40)
+@seeds(0, 30)
+def test_random_programs_on_the_host(seed: int, tmp_path: Path) -> None:
+    Program(seed, tmp_path).run(40)
 
 
 @pytest.mark.emulator
 @pytest.mark.usefixtures("emulated_gpus")
-@programs(range(100, 110), range(100, 104))
-def test_random_programs_on_emulated_gpus(program: Any, seed: int, tmp_path: Path) -> None:
-    program(seed, tmp_path, "gpu:0").run(20)
+@seeds(100, 10)
+def test_random_programs_on_emulated_gpus(seed: int, tmp_path: Path) -> None:
+    Program(seed, tmp_path, "gpu:0").run(20)
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("every_schedule")
-@programs(range(200, 206), range(200, 202))
-def test_random_programs_on_streams(program: Any, seed: int, tmp_path: Path) -> None:
-    program(seed, tmp_path, "gpu:0", [new_stream() for _ in range(3)]).run(15)
+@seeds(200, 6)
+def test_random_programs_on_streams(seed: int, tmp_path: Path) -> None:
+    Program(seed, tmp_path, "gpu:0", [new_stream() for _ in range(3)]).run(15)
