@@ -36,7 +36,7 @@ def sgd(rate: float = 1.0, **options: Any) -> gpuopt.Optimizer:
 
 
 @every_kind
-@pytest.mark.parametrize("group", ["threads 1", "threads 4", "naive 3"])
+@pytest.mark.parametrize("group", ["threads 1", "threads 4"])
 def test_workers_do_what_the_naive_model_does(group: str, kind: str) -> None:
     communicators, size = group.split()
     traces = GROUPS[communicators](int(size), LONG_S).run(partial(workers.trace, kind))
