@@ -661,28 +661,6 @@ def test_averages_are_of_the_variable(masters: Any, dtype: Any) -> None:
     check_rounded(optimizer, w)
 
 
-def test_a_scaled_loss_is_unscaled_before_the_master_moves() -> None:
-    factors = normal(3, (8,), np.float16)
-    w, v = Variable(np.ones(8, np.float16)), Variable(np.ones(8, np.float32))
-    inner = adam_with_masters()
-    scaled = gpuopt.LossScaleOptimizer(inner, gpuopt.FixedLossScaleManager(1024.0))
-    exact = gpuopt.AdamOptimizer(0.01)
-    for _ in range(3):
-        scaled.minimize(lambda: (w * factors).sum(), var_list=[w])
-        exact.apply_gradients([(factors.astype(np.float32), v)])
-    np.testing.assert_allclose(master_of(inner, w).numpy(), v.numpy(), rtol=1e-6)
-    check_rounded(inner, w)
-
-
-def test_a_scaled_step_that_is_left_out_leaves_the_master() -> None:
-    w, inner = Variable(np.ones(8, np.float16)), adam_with_masters()
-    scaled = gpuopt.LossScaleOptimizer(inner, gpuopt.FixedLossScaleManager(1024.0))
-    one_step(w, inner)
-    before = master_of(inner, w).numpy()
-    scaled.minimize(lambda: (w * np.float16(1000)).sum(), var_list=[w])
-    np.testing.assert_array_equal(master_of(inner, w).numpy(), before)
-
-
 @every_masters
 def test_each_copy_of_a_mirrored_variable_has_a_master(masters: Any) -> None:
     strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
@@ -920,26 +898,6 @@ def test_another_variable_is_not_restored_in_another_type(tmp_path: Path) -> Non
             gpuopt.Saver({"w": here}, optimizers=[]).restore(path)
 
 
-@every_masters
-@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
-def test_sums_of_gradients_move_the_master_without_being_rounded(
-    is_sparse: bool, masters: Any
-) -> None:
-    w = Variable(normal(0, (4, 3), BFLOAT16))
-    v = Variable(w.numpy().astype(np.float32))
-    inner, exact = adam_with_masters(masters), gpuopt.AdamOptimizer(0.01)
-    sums = gpuopt.GradientAccumulationOptimizer(inner, 2)
-    for step in range(2):
-        gradients = [normal(2 * step + i, (4, 3), BFLOAT16) for i in range(2)]
-        for gradient in gradients:
-            rows = IndexedSlices(gradient, np.arange(4)) if is_sparse else gradient
-            sums.apply_gradients([(rows, w)])
-        mean = (gradients[0].astype(np.float32) + gradients[1].astype(np.float32)) / 2
-        exact.apply_gradients([(mean, v)])
-    np.testing.assert_allclose(master_of(inner, w).numpy(), v.numpy(), rtol=1e-6)
-    check_rounded(inner, w)
-
-
 # On devices
 
 
@@ -992,46 +950,6 @@ def test_every_device_makes_the_same_steps(name: str, masters: Any, dtype: Any, 
         for mine, theirs in zip(got, expected, strict=True):
             assert mine.dtype == theirs.dtype == np.float32
             np.testing.assert_allclose(mine, theirs, rtol=3e-6, atol=3e-6)
-
-
-@pytest.mark.parametrize(
-    ("masters", "dtype", "slot_dtype"),
-    [
-        ("float32", DTYPES[0], None),
-        ("float32", DTYPES[1], "bfloat16"),
-        ("remainder", DTYPES[1], None),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("is_tracked", [False, True], ids=["made in a step", "made before"])
-@pytest.mark.one_in(3)
-def test_averages_are_of_the_master_copy(
-    is_tracked: bool, masters: Any, dtype: Any, slot_dtype: Any, xp: Any
-) -> None:
-    averages = gpuopt.ExponentialMovingAverage(0.75)
-    w = variable_on(xp, normal(0, (300,), dtype), name="w")
-    table = variable_on(xp, normal(1, (40, 12), dtype), name="table")
-    optimizer = gpuopt.AdamOptimizer(
-        1e-3, masters=masters, averages=averages, slot_dtype=slot_dtype, clip_norm=2.0
-    )
-    expected: dict[str, Any] = {}
-    if is_tracked:
-        averages.track([w, table])
-        expected = {each.name: each.numpy().astype(np.float32) for each in (w, table)}
-    for step in range(4):
-        slices = IndexedSlices(
-            xp.asarray(normal(step, (5, 12), dtype)), xp.asarray(np.array([1, 3, 1, 0, 39]))
-        )
-        gradient = xp.asarray(normal(9 + step, (300,), dtype))
-        optimizer.apply_gradients([(gradient, w), (slices, table)])
-        for each in (w, table):
-            master = optimizer.get_slot(each, "master").numpy()
-            before = expected.get(each.name, master)
-            expected[each.name] = before - (before - master) * np.float32(0.25)
-            average = averages.average(each)
-            assert average is not None
-            assert average.dtype == np.float32
-            np.testing.assert_allclose(average.numpy(), expected[each.name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.emulator

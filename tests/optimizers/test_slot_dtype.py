@@ -205,36 +205,6 @@ def test_torch_has_no_slots_of_another_type() -> None:
         gpuopt.optimizer_to_torch(optimizer, [w])
 
 
-def test_averages_follow_it(xp: Any) -> None:
-    averages = gpuopt.ExponentialMovingAverage(0.5)
-    w = variable_on(xp, normal(0, (300, 7)), name="w0")
-    optimizer = gpuopt.AdamOptimizer(0.1, slot_dtype="bfloat16", averages=averages)
-    expected: Any = None
-    for step in range(NUM_STEPS):
-        optimizer.apply_gradients([(xp.asarray(normal(step, (300, 7))), w)])
-        value = w.numpy()
-        expected = value if expected is None else expected - (expected - value) * np.float32(0.5)
-        np.testing.assert_allclose(averages.average(w).numpy(), expected, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("factor", [1, np.inf], ids=["finite", "not finite"])
-def test_a_scaled_step_is_the_same_or_left_out(factor: float, xp: Any) -> None:
-    results = []
-    for scale in (1, 8):
-        w = variable_on(xp, normal(0, (300, 7)), name="w0")
-        optimizer = gpuopt.AdamOptimizer(
-            0.1, slot_dtype="bfloat16", stochastic_rounding=SEED if factor == 1 else None
-        )
-        scaled = gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(scale))
-        for step, more in enumerate((1, factor, 1)):
-            gradient = np.float32(more * scale) * normal(step, (300, 7))
-            scaled.apply_gradients([(xp.asarray(gradient), w)], loss_scale=np.float32(scale))
-        results += [[w.numpy(), *(optimizer.get_slot(w, n).numpy() for n in "mv")]]
-    for mine, theirs in zip(*results, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-    assert np.isfinite(results[0][0]).all()
-
-
 def step_of(optimizer: Any, variable: Variable, seed: int) -> None:
     optimizer.apply_gradients([(normal(seed, variable.shape, variable.dtype), variable)])
 
