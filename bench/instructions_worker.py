@@ -93,7 +93,7 @@ def _list_kernels() -> Iterator[tuple[str, Kernel, int]]:
     if not getattr(everything, "is_clipped", True):  # before f44cee1f, `scaled` clips, too
         everything = clipped(everything)
     of_late = inspect.signature(kernels.bring_up_rows).parameters
-    late = [adam] * (len(of_late) - 2)  # one before 9a807ace
+    late = [adam] * sum(name in ("rule", "other_rows") for name in of_late)  # one before 9a807ace
     dense: dict[str, tuple[UpdateRule, Storage, bool]] = {
         "adam, groups": (adam, "float32", True),
         "adam, clip": (clipped(adam), "float32", True),
