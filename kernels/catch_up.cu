@@ -5,20 +5,25 @@
 
 namespace gpuopt {
 
+// How many blocks of `late_update` a multiprocessor is to hold: compilers take a few registers more
+// for doubles. 0 leaves it to them.
+template <class Program>
+constexpr int blocks_of_late_updates = sizeof(RealOf<Program>) > 4 ? 4 : 0;
+
 // Updates the rows of tables that have a gradient, after the steps that they have missed; see
 // `sparse_update`.
 template <class Program>
-__global__ void late_update(const __grid_constant__ TableGradient only_gradient,
-                            const TableGradient* __restrict__ gradients, long long num_tables,
-                            const __grid_constant__ ArraysOf<Program> only_arrays,
-                            const long long* __restrict__ arrays,
-                            const SortedRows<KeyOf<Program>> rows,
-                            const RealOf<Program>* __restrict__ parts, long long row_width,
-                            const __grid_constant__ GivenOf<Program> scalars,
-                            const ScalarsOf<Program>* __restrict__ many_scalars,
-                            const __grid_constant__ LateTable only_late,
-                            const LateTable* __restrict__ late_tables, unsigned int* num_done,
-                            int lanes_per_row, const unsigned long long* __restrict__ refused) {
+__global__ void __launch_bounds__(row_threads, blocks_of_late_updates<Program>)
+    late_update(const __grid_constant__ TableGradient only_gradient,
+                const TableGradient* __restrict__ gradients, long long num_tables,
+                const __grid_constant__ ArraysOf<Program> only_arrays,
+                const long long* __restrict__ arrays, const SortedRows<KeyOf<Program>> rows,
+                const RealOf<Program>* __restrict__ parts, long long row_width,
+                const __grid_constant__ GivenOf<Program> scalars,
+                const ScalarsOf<Program>* __restrict__ many_scalars,
+                const __grid_constant__ LateTable only_late,
+                const LateTable* __restrict__ late_tables, unsigned int* num_done,
+                int lanes_per_row, const unsigned long long* __restrict__ refused) {
   const GroupScalars<Program> every = {scalars, many_scalars};
   const LateTables<Program> behind = {only_late, late_tables};
   update_rows<Program>(Tables{only_gradient, gradients, num_tables}, only_arrays, arrays, rows,

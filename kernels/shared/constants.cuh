@@ -14,6 +14,7 @@ constexpr int shares_per_group = 16;
 constexpr int few_rows = 2048;
 constexpr int digit_bits = 8;
 constexpr int num_digits = 256;
+constexpr int row_threads = 128;
 constexpr int piece_threads = 512;
 constexpr int clip_threads = 256;
 constexpr int clip_chunk = 16384;

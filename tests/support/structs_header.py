@@ -66,6 +66,7 @@ _CONSTANTS = {
         "few_rows": launch_shapes.FEW_ROWS,
         "digit_bits": launch_shapes.DIGIT_BITS,
         "num_digits": launch_shapes.NUM_DIGITS,
+        "row_threads": launch_shapes.ROW_THREADS,
         "piece_threads": launch_shapes.PIECE_THREADS,
         "clip_threads": launch_shapes.CLIP_THREADS,
         "clip_chunk": launch_shapes.CLIP_CHUNK,
