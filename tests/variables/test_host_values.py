@@ -92,21 +92,24 @@ def written(device: str, write: Callable[[Any], Any]) -> np.ndarray:
     return variable.numpy()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_values_in_host_memory_are_written_on_every_device(way: str, gpu: str) -> None:
-    np.testing.assert_array_equal(written(gpu, WAYS[way]), written("cpu", WAYS[way]))
+def test_values_in_host_memory_are_written_on_every_device(
+    gpu: str, subtests: pytest.Subtests
+) -> None:
+    for name, way in WAYS.items():
+        with subtests.test(name):
+            np.testing.assert_array_equal(written(gpu, way), written("cpu", way))
 
 
-@pytest.mark.parametrize("way", REFUSED)
-def test_what_the_host_refuses_is_refused_by_gpus(way: str, gpu: str) -> None:
-    raised = []
-    for device in ("cpu", gpu):
-        variable = Variable(ALL, device=device)
-        with pytest.raises((TypeError, ValueError)) as error:
-            REFUSED[way](variable)
-        np.testing.assert_array_equal(variable.numpy(), ALL)
-        raised.append(TypeError if isinstance(error.value, TypeError) else ValueError)
-    assert raised[0] is raised[1]
+def test_what_the_host_refuses_is_refused_by_gpus(gpu: str, subtests: pytest.Subtests) -> None:
+    for name, way in REFUSED.items():
+        raised = []
+        for device in ("cpu", gpu):
+            variable = Variable(ALL, device=device)
+            with subtests.test(name), pytest.raises((TypeError, ValueError)) as error:
+                way(variable)
+            np.testing.assert_array_equal(variable.numpy(), ALL)
+            raised.append(TypeError if isinstance(error.value, TypeError) else ValueError)
+        assert raised[0] is raised[1], name
 
 
 def test_items_of_slots_and_averages_are_written(gpu: str) -> None:
