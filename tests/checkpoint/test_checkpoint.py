@@ -628,16 +628,6 @@ def test_malformed_arguments_are_refused() -> None:
 # In the background, and beside other threads.
 
 
-def test_async_save_holds_the_state_of_its_call(tmp_path: Path) -> None:
-    run = trained()
-    saver = Saver()
-    future = saver.save_async(tmp_path / "model", global_step=run.step)
-    expected = run.state()
-    run.train(3, 6)
-    saver.restore(future.result())
-    assert run.state() == expected
-
-
 def test_step_goes_on_while_an_async_save_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import threading
 import weakref
 from collections.abc import Callable
@@ -568,13 +566,6 @@ def test_valid_dtypes_may_be_overridden() -> None:
         Halves(0.5).apply_gradients([(ones(2), Variable(ones(2)))])
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_copies_of_wrappers_of_towers_are_refused_with_what_to_do(copied: Any) -> None:
-    optimizer = gpuopt.TowerOptimizer(gpuopt.MomentumOptimizer(0.1, 0.9))
-    with pytest.raises(TypeError, match=r"TowerOptimizer cannot be copied.*state_dict\(\)"):
-        copied(optimizer)
-
-
 def test_variables_without_a_gradient_get_no_slots() -> None:
     a, b = Variable(ones(2), name="a"), Variable(ones(2), name="b")
     optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
@@ -597,12 +588,6 @@ def test_a_plain_array_may_be_updated_by_a_variables_value() -> None:
     w, array = Variable([1.0, 2.0]), np.zeros(2, np.float32)
     gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(w.value(), array)])
     assert array.tolist() == [-1, -2]
-
-
-def test_gradients_may_be_variables() -> None:
-    w, g = Variable(ones(2)), Variable(2 * ones(2))
-    gpuopt.GradientDescentOptimizer(0.5).apply_gradients([(g, w)])
-    assert w.numpy().tolist() == [0, 0]
 
 
 def test_global_step_grows_after_finish_and_may_be_an_array() -> None:

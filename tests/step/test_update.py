@@ -346,18 +346,6 @@ def test_a_saver_tells_trees_of_equal_paths_apart(tmp_path: Any) -> None:
     np.testing.assert_array_equal(after[0], after[1])
 
 
-def test_a_loaded_state_waits_for_its_paths() -> None:
-    expected = train(gpuopt.AdamOptimizer(0.1), two_arrays(), 5)
-    optimizer = gpuopt.AdamOptimizer(0.1)
-    values = train(optimizer, two_arrays(), 3)
-    state = optimizer.state_dict()
-    del optimizer
-    loaded = gpuopt.AdamOptimizer(0.1)
-    loaded.load_state_dict(state)
-    for key, value in train(loaded, values, 2).items():
-        np.testing.assert_array_equal(value, expected[key])
-
-
 def by_copy(optimizer: gpuopt.Optimizer, tree: Any) -> Any:
     return copy.deepcopy((optimizer, tree))
 
@@ -404,18 +392,6 @@ def test_a_loaded_state_keeps_its_paths_beside_another_model_of_these(
     before = {path: each.copy() for path, each in tree.items()}
     goes_on.update(tree, no_change)
     assert {path: before[path] - tree[path] for path in slots} == slots
-
-
-def test_a_saver_finds_leaves(tmp_path: Any) -> None:
-    params = {"W": np.ones(2, np.float32)}
-    optimizer = gpuopt.AdamOptimizer(0.1)
-    optimizer.update(params, {"W": np.ones(2, np.float32)}, "saved")
-    saver = gpuopt.Saver(optimizers=[optimizer])
-    path = saver.save(tmp_path / "model")
-    kept = params["W"].copy()
-    optimizer.update(params, {"W": np.ones(2, np.float32)}, "saved")
-    saver.restore(path)
-    np.testing.assert_array_equal(params["W"], kept)
 
 
 ones = np.ones(2, np.float32)

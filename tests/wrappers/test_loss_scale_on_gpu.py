@@ -1,7 +1,7 @@
 """A GPU decides whether a step with a scaled loss is made, and the host waits for nothing.
 
 tests/fuzz/test_programs_on_streams.py compares random programs of such steps with an oracle on the
-host: with rows that are refused, hyperparameters that change, reads, failures, and on several GPUs.
+host: with rows that are refused, reads, failures, and on several GPUs.
 """
 
 from __future__ import annotations
@@ -132,6 +132,27 @@ def test_functions_of_a_step_are_called_once_whatever_is_not_known(every_schedul
         optimizer.apply_gradients([(gradients(xp, number % 3 == 1)[0], w)])
         assert len(calls) == number + 1
     assert optimizer.num_skipped == 4
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "beta1"])
+def test_a_hyperparameter_that_is_set_holds_for_the_steps_since(
+    name: str, every_schedule: str
+) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    ours = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+    theirs = Variable(np.ones(5, np.float32), name="w_theirs", device="gpu:0")
+    inside, other = gpuopt.AdamOptimizer(0.1), gpuopt.AdamOptimizer(0.1)
+    optimizer = LossScaleOptimizer(inside, gpuopt.FixedLossScaleManager(1.0))
+    for number in range(8):
+        is_bad = number in (1, 3, 4, 6)
+        if number in (2, 4, 7):
+            optimizer.hyperparameters[name] = other.hyperparameters[name] = 0.1 * number
+        gradient = gradients(xp, is_bad)[0]
+        optimizer.apply_gradients([(gradient, ours)])
+        if not is_bad:
+            other.apply_gradients([(gradient, theirs)])
+    np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    assert float(inside.state.other("beta1_power")) == float(other.state.other("beta1_power"))
 
 
 @pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
