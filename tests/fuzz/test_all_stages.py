@@ -23,7 +23,7 @@ def test_stages_do_what_a_model_does_in_many_programs(part: int) -> None:
 
 @pytest.mark.emulator
 @pytest.mark.usefixtures("emulated_gpus")
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", seeds(24))
 def test_stages_on_emulated_gpus_do_what_a_model_does(seed: int) -> None:
     all_stages.run(seed, NUMBERS[:20], "gpu:0")
 
@@ -47,7 +47,7 @@ _needs_driver = pytest.mark.skipif(
 
 @_needs_driver
 @pytest.mark.gpu
-@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("seed", seeds(16))
 def test_stages_on_streams_do_what_a_model_does(seed: int) -> None:
     run_on_streams(seed, NUMBERS[:20])
 
