@@ -541,8 +541,9 @@ def test_a_handler_of_the_log_may_read_numbers(every_schedule: str) -> None:
     finally:
         logging.getLogger("gpuopt").removeHandler(handler)
     assert len(seen) == 2
-    skipped = [(each.split('"')[1], each.endswith('"Adam" skips the step')) for each in told]
-    assert skipped == [("w0", True), ("w1", True)], told
+    assert [each.split('"')[1] for each in told] == ["w0", "w1"]
+    name = model.optimizer.get_name()
+    assert all(each.endswith(f"{name} skips the step") for each in told), told
 
 
 def is_in_own_numbers() -> bool:
