@@ -15,7 +15,7 @@ from bench.harness import Offer
 from bench.low_precision import SEED
 from bench.targets import list_targets
 from gpuopt.bench.clock import Step
-from gpuopt.bench.contenders import make_contender, make_our_step
+from gpuopt.bench.contenders import make_contender
 from gpuopt.bench.jobs import JOBS, RATE, WEIGHT_DECAY, Place
 from gpuopt.bench.models import Shapes
 from gpuopt.bench.peers import NUMPY_ALONE
@@ -173,10 +173,18 @@ def _with(make: Callable[..., gpuopt.Optimizer], **options: Any) -> _Way:
 
     def way(gradients: Sequence[Any]) -> Step:
         given = {key: value() if callable(value) else value for key, value in options.items()}
-        variables = [np.ones_like(gradient) for gradient in gradients]
-        return make_our_step(partial(make, **given), variables, [gradients])
+        return _make_step(make(**given), _make_pairs(gradients))
 
     return way
+
+
+def _make_step(optimizer: gpuopt.Optimizer, pairs: Sequence[Any], compiled: bool = True) -> Step:
+    return make_contender(optimizer, partial(optimizer.apply_gradients, pairs), compiled)
+
+
+def _make_pairs(gradients: Sequence[Any]) -> list[tuple[Any, gpuopt.Variable]]:
+    """Pairs gradients with variables that own their arrays, as master copies need."""
+    return [(gradient, gpuopt.Variable(np.ones_like(gradient))) for gradient in gradients]
 
 
 def _step_of_type(dtype: Any, options: dict[str, Any], gradients: Sequence[Any]) -> Step:
@@ -185,12 +193,13 @@ def _step_of_type(dtype: Any, options: dict[str, Any], gradients: Sequence[Any])
 
 def _by_hand(gradients: Sequence[Any], clips: bool) -> Step:
     """Makes a step of AdamW that clips or averages by a call of its own."""
-    variables = [gpuopt.Variable(np.ones_like(gradient)) for gradient in gradients]
+    pairs = _make_pairs(gradients)
+    variables = [variable for _, variable in pairs]
     optimizer = _adam_w(clip_norm=None if clips else _CLIP_NORM)
     averages = _averages()
 
     def step_and_average() -> None:
-        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+        optimizer.apply_gradients(pairs)
         averages.apply(variables)
 
     def clip_and_step() -> None:
@@ -263,17 +272,15 @@ def _make_groups() -> Workload:
 
 
 def _make_groups_step(shapes: Shapes, num_groups: int, compiled: bool) -> Step:
-    gradients = _draw_gradients(shapes)
-    variables = [gpuopt.Variable(np.ones_like(gradient)) for gradient in gradients]
+    pairs = _make_pairs(_draw_gradients(shapes))
+    variables = [variable for _, variable in pairs]
     groups = [
         gpuopt.ParameterGroup(
             variables=variables[i::num_groups], learning_rate=RATE / i, weight_decay=0.0
         )
         for i in range(1, num_groups)
     ]
-    optimizer = _adam_w(groups=groups)
-    pairs = list(zip(gradients, variables, strict=True))
-    return make_contender(optimizer, partial(optimizer.apply_gradients, pairs), compiled)
+    return _make_step(_adam_w(groups=groups), pairs, compiled)
 
 
 def _make_append_rows() -> Workload:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 
-from bench.harness import take_samples
+import numpy as np
+import pytest
+
+from bench import options
+from bench.harness import Offer, take_samples
 from bench.workloads import HOST_OFFERS, TARGETS, offer_host_workloads
 from gpuopt.bench.contenders import Contender, compiled_as_now
 from gpuopt.bench.peers import NUMPY_ALONE
@@ -38,6 +42,17 @@ def test_a_workload_has_the_contenders_of_its_targets() -> None:
     for offer in offer_host_workloads("step_*"):
         workload = offer.make()
         assert {target.against for target in offer.targets} < workload.contenders.keys()
+
+
+_OF_OPTIONS = [each for each in options.OFFERS if not each.name.startswith(("host_", "append_"))]
+
+
+@pytest.mark.parametrize("offer", _OF_OPTIONS, ids=[each.name for each in _OF_OPTIONS])
+def test_every_contender_of_an_option_steps(offer: Offer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "_draw_gradients", lambda shapes: [np.ones(300, np.float32)])
+    with compiled_as_now():
+        for contender in offer.make().contenders.values():
+            contender()
 
 
 def test_a_contender_is_prepared_before_each_step() -> None:
