@@ -160,7 +160,8 @@ def test_nan_and_infinity_reach_every_rank(on_ranks: OnRanks) -> None:
     assert succeeded(on_ranks(2, reduce)) == [expected] * 2
 
 
-def test_what_is_returned_may_be_written_to(on_ranks: OnRanks) -> None:
+@kinds_and_sizes
+def test_what_is_returned_may_be_written_to(kind: str, size: int) -> None:
     def write(rank: Communicator) -> list[Any]:
         mine = np.full((2, 3), rank.rank + 1.0)
         slices = IndexedSlices(mine, np.arange(2), (9, 3))
@@ -171,8 +172,8 @@ def test_what_is_returned_may_be_written_to(on_ranks: OnRanks) -> None:
         rank.barrier()
         return [mine.tolist(), slices.indices.tolist()]
 
-    expected = [[[[number + 1.0] * 3] * 2, [0, 1]] for number in range(3)]
-    assert succeeded(on_ranks(3, write)) == expected
+    expected = [[[[number + 1.0] * 3] * 2, [0, 1]] for number in range(size)]
+    assert succeeded(run_on_ranks(kind, size, write)) == expected
 
 
 def test_many_gathered_rows_stand_in_rank_order(on_ranks: OnRanks) -> None:
