@@ -278,6 +278,7 @@ class Program:
                 drawn[label] = np.asarray(gradient).astype(self.dtype_of_gradient(label))
         return drawn or {"w0": np.full(SHAPES["w0"], scale).astype(self.dtypes["w0"])}
 
+    @np.errstate(over="ignore")  # times a scale, in 16 bits
     def rows(self, size: float) -> Rows:
         """Draws a gradient of some rows of the table, with numbers of this size."""
         count, height = int(self.rng.integers(0, 7)), len(self.model.values["table"])
